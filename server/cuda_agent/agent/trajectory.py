@@ -1,0 +1,54 @@
+"""The trajectory: one JSON line a step, enough to replay a search or to train on it later.
+
+Lines: `{"step": "start"|"candidate"|"best"|"end", "time": seconds since start, …}`. A candidate line has its whole text, where it
+came from, the gates, the timing and the score. No environment, no paths outside the file's own name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cuda_agent.model import Candidate, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class Trajectory:
+    """Appends to `path`; a disk that is full loses the record, never the search."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._start = time.monotonic()
+
+    def append(self, step: str, **fields: Any) -> None:
+        if self.path is None:
+            return
+        line = json.dumps({"step": step, "time": round(time.monotonic() - self._start, 3), **fields})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            log.warning("the trajectory %s is not recorded any more: %s", self.path, error)
+            self.path = None
+
+    def candidate(self, candidate: Candidate, verdict: Verdict | None, score: float | None, note: str = "") -> None:
+        self.append(
+            "candidate",
+            id=candidate.id,
+            parent=candidate.parent,
+            origin=candidate.origin,
+            text=candidate.text,
+            launch=asdict(candidate.launch),
+            assumptions=[asdict(a) for a in candidate.assumptions],
+            gates=[[g.id, g.status, g.detail] for g in verdict.gates] if verdict else [],
+            timing=asdict(verdict.timing) if verdict and verdict.timing else None,
+            traffic=dict(verdict.traffic) if verdict else {},
+            score=score,
+            note=note,
+        )
