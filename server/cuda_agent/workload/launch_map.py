@@ -124,4 +124,6 @@ def _fit_one(pairs: Sequence[tuple[Shape, int]], same: str, axis: int) -> str:
     for form in [*forms, threads]:
         if all(evaluate(form, v) == w for v, w in zip(values, wanted, strict=True)):
             return form
-    raise WorkloadError(f"the candidate's launches ({wanted[:4]}…) do not follow from the original's by a simple rule; pass one launch at a time")
+    raise WorkloadError(
+        f"the candidate's launches ({wanted[:4]}…) do not follow from the original's by a simple rule; pass one launch at a time"
+    )
