@@ -1,7 +1,8 @@
 """The one format of inputs: a folder with `launch.json` and `blobs/<sha256>.zst`.
 
-A buffer's bytes are cut into chunks of 64 KiB·k; each chunk is a blob named by the SHA-256 of its raw bytes, so equal chunks (zeros,
-memory a launch left alone) are stored once. Everything is written to a temporary name and renamed: a bundle is whole or absent.
+A buffer's bytes are cut into chunks of 64 KiB·k; each chunk is a blob named by the SHA-256 of its raw bytes, so equal
+chunks (zeros, memory a launch left alone) are stored once. Everything is written to a temporary name and renamed: a
+bundle is whole or absent.
 Sizes are bytes. Errors: WorkloadError, naming the file, for anything missing, broken or not of this version.
 """
 
@@ -121,8 +122,8 @@ class BlobStore:
 
 
 def save(folder: Path, workload: Workload) -> Workload:
-    """Writes `launch.json` into `folder`, and into `folder/blobs` the blobs that are not there yet (taken from `workload.blobs`).
-    Returns the workload as `load` would give it."""
+    """Writes `launch.json` into `folder`, and into `folder/blobs` the blobs that are not there yet (taken from
+    `workload.blobs`). Returns the workload as `load` would give it."""
     store, source = BlobStore(folder / "blobs"), BlobStore(workload.blobs)
     if source.path.resolve() != store.path.resolve():
         for name in sorted(blob_names(workload)):
@@ -154,7 +155,8 @@ def prune(folder: Path, workload: Workload) -> None:
 def load(folder: Path, kernel: str | None = None) -> Workload:
     """Reads a bundle. `folder` is the bundle, or a folder of bundles (`.cuda-agent/captures`) and `kernel` says which.
 
-    Raises WorkloadError when there is none, when `kernel` is another one, or when it is broken. Blobs are checked when read.
+    Raises WorkloadError when there is none, when `kernel` is another one, or when it is broken. Blobs are checked
+    when read.
     """
     path = folder / "launch.json"
     if not path.is_file():
@@ -189,7 +191,8 @@ def same_kernel(a: str, b: str) -> bool:
 
 
 def find(source_file: Path, kernel: str | None = None) -> Workload | None:
-    """The newest capture of `kernel` (of any kernel when None) in the nearest `.cuda-agent/captures` at or above the file's folder."""
+    """The newest capture of `kernel` (of any kernel when None) in the nearest `.cuda-agent/captures` at or above the
+    file's folder; None when there is none. Raises WorkloadError when it is broken."""
     for folder in Path(os.path.abspath(source_file)).parents:
         found: list[tuple[float, Path]] = []
         for entry in (folder / ".cuda-agent" / "captures").glob("*/launch.json"):
@@ -206,7 +209,8 @@ def find(source_file: Path, kernel: str | None = None) -> Workload | None:
 def signature(launch: Launch, types: Sequence[str] | None = None) -> tuple[ElementType, ...]:
     """Element type of every buffer of the launch, from the instantiation's parameter types (`elements.signature`).
 
-    An `extern "C"` kernel's name carries no types: give `types`, its parameters as spelled in the source; else all is `bytes`.
+    An `extern "C"` kernel's name carries no types: give `types`, its parameters as spelled in the source; else all
+    is `bytes`.
     """
     return elements.signature(launch, names.param_types(launch.mangled) or tuple(types or ()))
 

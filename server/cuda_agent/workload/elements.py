@@ -1,4 +1,4 @@
-"""What a buffer's bytes are: the element type of the pointer that reaches it, from the instantiation's parameter types."""
+"""What a buffer's bytes are: the element type of the pointer that reaches it, by the instantiation's parameters."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def plain(type_: str) -> str:
 
 
 def element_of(type_: str) -> ElementType:
-    """Element type of a scalar, vector or complex type (not a pointer), as C++ spells it; `bytes` when it is none of these."""
+    """Element type of a scalar, vector or complex type (not a pointer), as C++ spells it; else `bytes`."""
     text = plain(type_)
     words = text.split()
     if set(words) <= {"unsigned", "signed", "long", "short", "int"} and words:
@@ -120,7 +120,8 @@ def pointee(type_: str) -> str | None:
 def signature(launch: Launch, param_types: tuple[str, ...]) -> tuple[ElementType, ...]:
     """Element type of every buffer of the launch, by the parameters that reach it.
 
-    A buffer reached through a struct, through pointers of different types, or by no argument is `bytes` (compared exactly).
+    A buffer reached through a struct, through pointers of different types, or by no argument is `bytes` (compared
+    exactly).
     """
     found: list[set[ElementType]] = [set() for _ in launch.buffers]
     args = sorted(launch.args, key=lambda arg: arg.offset)
