@@ -3,7 +3,7 @@
 The device times the original (A) and the candidate (B) in rounds, each round `A B B A` or `B A A B` at random. One
 round gives one number, `ln min(A, A') − ln min(B, B')`: interference only ever adds time, so the smaller of two is the
 cleaner one; drift is at most one sample's worth and the random order gives it either sign; a step in the clock spoils
-one round only. The estimate is the trimmed mean over rounds (Tukey 1962; a quarter of the rounds may be outliers on either
+one round only. The estimate is the trimmed mean over rounds (Tukey 1962; a quarter of them may be outliers on either
 side), the interval its percentile bootstrap over rounds (Efron & Tibshirani 1993, ch. 13), seeded.
 
 Times are microseconds; ratios are original ÷ candidate, so above one is faster; margins are relative (0.01 is 1 %).
