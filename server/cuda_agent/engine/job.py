@@ -1,0 +1,101 @@
+"""`python -m cuda_agent.engine.job`: runs requests of the engine in a process tree of its own, so that cancel is a kill.
+
+Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind, params}`
+(a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and `log`."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from cuda_agent.engine import processes, wire
+from cuda_agent.errors import CompileError, CudaAgentError
+
+
+class Report:
+    """What a task may say while it runs, and whether it should stop."""
+
+    def __init__(self, writer: wire.FdWriter) -> None:
+        self._writer = writer
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # tasks may report from worker threads
+
+    def progress(
+        self, percentage: int, message: str, best: str | None = None, best_outcome: Mapping[str, Any] | None = None
+    ) -> None:
+        fields = {"percentage": percentage, "message": message, "best": best, "best_outcome": best_outcome}
+        self._send(wire.notification("progress", {k: v for k, v in fields.items() if v is not None}))
+
+    def log(self, level: str, message: str) -> None:
+        self._send(wire.notification("log", {"level": level, "message": message}))
+
+    def cancelled(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self, on: bool) -> None:
+        (self._stop.set if on else self._stop.clear)()
+
+    def answer(self, message: wire.Message) -> None:
+        self._send(message)
+
+    def _send(self, message: wire.Message) -> None:
+        with self._lock:
+            self._writer.send(message)
+
+
+def error_body(failure: BaseException) -> tuple[int, str, dict[str, Any]]:
+    """(code, message, data) of a JSON-RPC error; `data.kind` names the class."""
+    data: dict[str, Any] = {"kind": type(failure).__name__}
+    if isinstance(failure, CompileError):
+        data["diagnostics"] = failure.diagnostics
+    if isinstance(failure, CudaAgentError):
+        return wire.CUDA_AGENT_ERROR, str(failure), data
+    data["traceback"] = "".join(traceback.format_exception(failure))
+    return wire.INTERNAL_ERROR, f"{type(failure).__name__}: {failure}", data
+
+
+def run_one(message: wire.Message, report: Report) -> None:
+    from cuda_agent.engine import tasks
+
+    params = message.get("params") or {}
+    try:
+        value = tasks.run(str(params.get("kind")), params.get("params") or {}, report)
+        report.answer(wire.result(message["id"], value))
+    except Exception as failure:  # the catch-all of this process: whatever a task raises becomes its answer
+        code, text, data = error_body(failure)
+        if code == wire.INTERNAL_ERROR:
+            traceback.print_exception(failure)
+        report.answer(wire.error(message["id"], code, text, data))
+
+
+def main() -> int:
+    fd_in, fd_out = wire.private_stdio()
+    processes.guard(fd_in)  # returns in the job only
+    report = Report(wire.FdWriter(fd_out))
+    todo: queue.Queue[wire.Message | None] = queue.Queue()
+
+    def listen() -> None:
+        with os.fdopen(fd_in, "rb") as stream:
+            while (message := wire.read_blocking(stream)) is not None:
+                if message.get("method") == "cancel":
+                    report.stop(True)
+                else:
+                    report.stop(False)
+                    todo.put(message)
+        todo.put(None)
+
+    threading.Thread(target=listen, daemon=True, name="engine").start()
+    while (message := todo.get()) is not None:
+        run_one(message, report)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # not exit(): a daemon thread of some library must not hold the process

@@ -1,0 +1,130 @@
+"""What the server says to the engine and hears from it. `docs/protocol.md` lists the same; a test compares the two.
+
+Every field is JSON. `path` is absolute; `text` is the editor's text, saved or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+JobKind = Literal["capture", "optimize", "verify"]
+JobStatus = Literal["done", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Initialize:
+    root: str
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FactsOf:
+    """Compile the text and read what the compiler made of every kernel. A newer text of the same path replaces one that waits."""
+
+    path: str
+    text: str
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How the person's program is run, and on what. `run_command` empty: a file with a `main` is built and run itself."""
+
+    device: str = "auto"
+    run_command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    budget_s: float = 300.0
+    max_candidates: int = 40
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimize:
+    path: str
+    text: str
+    kernel: str
+    settings: RunSettings = RunSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    path: str
+    text: str
+    kernel: str | None = None
+    settings: RunSettings = RunSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Judge `candidate` (a whole file) against `text`. `launch` is the candidate's launch map, `origin` who made it."""
+
+    path: str
+    text: str
+    candidate: str
+    kernel: str
+    origin: str = "person"
+    numeric: str = "bit-exact"
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    settings: RunSettings = RunSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing: ...
+
+
+REQUESTS: dict[str, type] = {
+    "initialize": Initialize,
+    "trust": Trust,
+    "facts": FactsOf,
+    "capture": Capture,
+    "optimize": Optimize,
+    "verify": Verify,
+    "cancel": Cancel,
+    "jobs": Nothing,
+    "shutdown": Nothing,
+}
+
+# ---------------------------------------------------------------- events, from the engine
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """`best`: one sentence on the best candidate so far, kept when the job is cancelled."""
+
+    job: str
+    percentage: int
+    message: str
+    best: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """`message` is a sentence for the person. `outcome` depends on the kind; a cancelled job may still carry its best."""
+
+    job: str
+    kind: JobKind
+    path: str
+    kernel: str | None
+    status: JobStatus
+    message: str
+    outcome: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: Literal["error", "warning", "info", "debug"]
+    message: str
+
+
+EVENTS: dict[str, type] = {"job/progress": JobProgress, "job/done": JobDone, "log": Log}

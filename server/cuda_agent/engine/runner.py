@@ -1,0 +1,152 @@
+"""The engine's side of one job process (`job.py`): start it, talk to it, and end it with everything below it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cuda_agent import errors
+from cuda_agent.engine import processes, wire
+
+OnNotice = Callable[[str, Mapping[str, Any]], None]
+
+KILL_DEADLINE_S = 0.4
+STDERR_LINES = 20
+
+
+class JobProcessDied(errors.WorkerDied):
+    """The job's process ended without an answer."""
+
+
+def describe_exit(code: int | None) -> str:
+    """What an exit code says; a guardian passes its job's death by signal n on as 256 - n."""
+    if code is None:
+        return "is still running"
+    number = -code if code < 0 else 256 - code if code > 256 - 65 else 0
+    if not number:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    hint = "; SIGKILL comes from `kill -9` or from the kernel when memory runs out" if number == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def rebuild_error(body: Mapping[str, Any]) -> errors.CudaAgentError:
+    """The exception that a job or the engine sent; an unknown kind becomes the tree's root."""
+    data = body.get("data") or {}
+    kind = getattr(errors, str(data.get("kind", "")), None) if isinstance(data, Mapping) else None
+    message = str(body.get("message", "unknown error"))
+    if isinstance(kind, type) and issubclass(kind, errors.CompileError):
+        return kind(message, str(data.get("diagnostics", "")))
+    if isinstance(kind, type) and issubclass(kind, errors.CudaAgentError):
+        return kind(message)
+    return errors.CudaAgentError(message)
+
+
+class JobProcess:
+    """One `python -m cuda_agent.engine.job`. Runs one request at a time."""
+
+    def __init__(self, on_notice: OnNotice) -> None:
+        self.on_notice = on_notice
+        self._process: asyncio.subprocess.Process | None = None
+        self._answer: asyncio.Future[Any] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
+        self._next_id = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The guardian's, which leads the process group; None when nothing runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self, cwd: str) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "cuda_agent.engine.job",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=cwd,
+            start_new_session=True,
+            limit=1 << 20,
+        )
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._collect_stderr())]
+
+    async def run(self, kind: str, params: Mapping[str, Any], cwd: str) -> Any:
+        """The job's result. Its CudaAgentError when it failed, JobProcessDied when its process ended first."""
+        if self.pid is None:
+            await self.start(cwd)
+        self._next_id += 1
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            self._send(wire.request(self._next_id, "run", {"kind": kind, "params": params}))
+            return await self._answer
+        finally:
+            self._answer = None
+
+    def ask_to_stop(self) -> None:
+        """Let the job end by itself and hand in its best so far; `kill` follows when it does not."""
+        self._send(wire.notification("cancel", {}))
+
+    async def kill(self) -> None:
+        """SIGKILL the job and everything below it; returns when all are gone and reaped."""
+        process = self._process
+        if process is None:
+            return
+        end = time.monotonic() + KILL_DEADLINE_S
+        while process.returncode is None and (victims := processes.descendants(process.pid)):
+            processes.signal_all(victims)
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(0.003)
+        if process.returncode is None:
+            processes.kill_group(process.pid)
+        await process.wait()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _send(self, message: wire.Message) -> None:
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            return
+        process.stdin.write(wire.encode(message))
+
+    async def _listen(self) -> None:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        reason = ""
+        try:
+            while (message := await wire.read(process.stdout)) is not None:
+                self._take(message)
+        except (wire.WireError, ValueError) as broken:
+            reason = f"sent something that is not a message ({broken})"
+            processes.kill_group(process.pid)
+        code = await process.wait()
+        if self._answer is not None and not self._answer.done():
+            last = "\n".join(self._stderr)
+            text = f"the job's process {reason or describe_exit(code)}; run the action again"
+            self._answer.set_exception(JobProcessDied(f"{text}\n{last}" if last else text))
+
+    def _take(self, message: wire.Message) -> None:
+        if "method" in message:
+            self.on_notice(str(message["method"]), message.get("params") or {})
+        elif self._answer is not None and not self._answer.done() and message.get("id") == self._next_id:
+            if "error" in message:
+                self._answer.set_exception(rebuild_error(message["error"]))
+            else:
+                self._answer.set_result(message.get("result"))
+
+    async def _collect_stderr(self) -> None:
+        process = self._process
+        assert process is not None and process.stderr is not None
+        while chunk := await process.stderr.read(1 << 16):
+            self._stderr.extend(chunk.decode("utf-8", "replace").splitlines())
+            os.write(2, chunk)
