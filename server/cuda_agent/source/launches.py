@@ -1,0 +1,169 @@
+"""Launch sites `name<…><<<grid, block, shared, stream>>>(args)`, on the token level: also in macros and broken code."""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from cuda_agent.model import LaunchSite, Span
+from cuda_agent.source.documents import Document, decode
+from cuda_agent.source.lexical import Lexed, blank, closing, lex, split_commas, trim
+from cuda_agent.source.parse import Tree
+
+_CLOSE = re.compile(rb">>>")
+_NAME_BEFORE = re.compile(rb"(?:::\s*)?(?:[A-Za-z_$]\w*\s*(?:<[^;{}]*>\s*)?::\s*(?:template\s+)?)*[A-Za-z_$]\w*\Z")
+_MEMBER = re.compile(rb"(?:\bthis\s*->|[\w\])]\s*(?:->|\.))\s*(?:template\s+)?\Z")
+
+
+def launches(document: Document, tree: Tree) -> tuple[LaunchSite, ...]:
+    """Every launch in the text, those in `#define` bodies included (their `function` is None)."""
+    lexed = tree.lexed
+    if b"<<<" not in lexed.data:
+        return ()
+    found = [site for site in _scan(document, lexed.code, tree) if site is not None]
+    for directive in lexed.directives:
+        if directive.keyword == "define" and lexed.data.find(b"<<<", directive.span.start, directive.span.end) >= 0:
+            found += _in_macro(document, lexed, directive.span)
+    return tuple(sorted(found, key=lambda site: site.span))
+
+
+def _in_macro(document: Document, lexed: Lexed, span: Span) -> list[LaunchSite]:
+    body = lexed.data[span.start : span.end].replace(b"#", b" ").replace(b"\\\n", b" \n").replace(b"\\\r\n", b" \r\n")
+    inner = lex(body).code
+    code = blank(lexed.data[: span.start]) + inner + blank(lexed.data[span.end :])
+    return [site for site in _scan(document, code, None) if site is not None]
+
+
+def _scan(document: Document, code: bytes, tree: Tree | None) -> list[LaunchSite | None]:
+    return [_launch(document, code, match.start(), tree) for match in re.finditer(rb"<<<", code)]
+
+
+def _launch(document: Document, code: bytes, at: int, tree: Tree | None) -> LaunchSite | None:
+    callee = _callee(code, at)
+    if callee is None:
+        return None
+    start, name, template = callee
+    end = _config_end(code, at + 3)
+    if end is None:
+        return None
+    config = Span(at + 3, end)
+    parts = split_commas(code, config)
+    after = trim(code, Span(end + 3, len(code))).start
+    if code[after : after + 1] != b"(":
+        return None
+    close = closing(code, after)
+    # a half-typed launch still has a name and a shape
+    stop = close + 1 if close is not None else after + 1
+    arguments = split_commas(code, Span(after + 1, close)) if close is not None else []
+    empty = Span(config.end, config.end)
+    grid = parts[0] if parts else empty
+    block = parts[1] if len(parts) > 1 else empty
+    shared = parts[2] if len(parts) > 2 else None
+    return LaunchSite(
+        kernel=name,
+        template_args=tuple(document.slice(span) for span in template),
+        grid=document.slice(grid),
+        block=document.slice(block),
+        shared=document.slice(shared) if shared is not None else None,
+        stream=document.slice(parts[3]) if len(parts) > 3 else None,
+        args=tuple(document.slice(span) for span in arguments),
+        span=Span(start, stop),
+        config_span=config,
+        grid_span=grid,
+        block_span=block,
+        shared_span=shared,
+        function=_function(document, tree, at) if tree is not None else None,
+    )
+
+
+def _callee(code: bytes, at: int) -> tuple[int, str, list[Span]] | None:
+    """(start, name, template argument spans) of what stands before `<<<`."""
+    end = len(code[:at].rstrip()) if code[at - 1 : at].isspace() else at
+    template: list[Span] = []
+    name_end = end
+    if code[end - 1 : end] == b">":
+        open_ = _angle_open(code, end - 1)
+        if open_ is None:
+            return None
+        template = split_commas(code, Span(open_ + 1, end - 1))
+        name_end = len(code[max(0, open_ - 200) : open_].rstrip()) + max(0, open_ - 200)
+    elif code[end - 1 : end] == b")":  # (condition ? a : b)<<<…>>>, NAME(x)<<<…>>>, (*pointer)<<<…>>>
+        return _callee_expression(code, end)
+    match = _NAME_BEFORE.search(code, max(0, name_end - 400), name_end)
+    if match is None:
+        return None
+    start = match.start()
+    name = "".join(decode(match[0]).split()).replace("::template", "::")
+    member = _MEMBER.search(code, max(0, start - 100), start)
+    if member is not None:
+        start = member.start()
+    return start, name.removeprefix("::"), template
+
+
+def _callee_expression(code: bytes, end: int) -> tuple[int, str, list[Span]] | None:
+    depth = 0
+    for at in range(end - 1, -1, -1):
+        depth += (code[at] == 41) - (code[at] == 40)
+        if code[at] in b";{}":
+            return None
+        if depth == 0:
+            word = re.search(rb"[A-Za-z_]\w*\s*\Z", code[max(0, at - 100) : at])
+            start = at - (len(word[0]) if word else 0)
+            return start, " ".join(decode(code[start:end]).split()), []
+    return None
+
+
+def _angle_open(code: bytes, close: int) -> int | None:
+    depth = 0
+    at = close
+    while at >= 0:
+        byte = code[at]
+        if byte == 62 and code[at - 1 : at] != b"-":
+            depth += 1
+        elif byte == 60:
+            depth -= 1
+            if depth == 0:
+                return at
+        elif byte in b";{}":
+            return None
+        at -= 1
+    return None
+
+
+def _config_end(code: bytes, start: int) -> int | None:
+    """Offset of the `>>>` that ends the configuration: the first one outside brackets, or None when a `;` comes first."""
+    depth = 0
+    for match in re.finditer(rb"[(\[{)\]};]|>>>+", code[start:]):
+        text = match[0]
+        if text in (b"(", b"[", b"{"):
+            depth += 1
+        elif text in (b")", b"]", b"}"):
+            depth -= 1
+            if depth < 0:
+                return None
+        elif text == b";":
+            return None
+        elif depth == 0:
+            return start + match.end() - 3  # `f<int>>>>`: the last three
+    return None
+
+
+def _function(document: Document, tree: Tree, at: int) -> str | None:
+    """Name of the function definition around an offset, lambdas passed over."""
+    node: Node | None = tree.root_node.descendant_for_byte_range(at, at)
+    outer: Node | None = None
+    while node is not None:
+        if node.type == "function_definition":
+            outer = node
+            break
+        node = node.parent
+    if outer is None:
+        return None
+    declarator = outer.child_by_field_name("declarator")
+    while declarator is not None and declarator.type != "function_declarator":
+        declarator = declarator.child_by_field_name("declarator") or next(
+            (child for child in declarator.named_children if child.type.endswith("declarator")), None
+        )
+    name = declarator.child_by_field_name("declarator") if declarator is not None else None
+    return " ".join(decode(document.data[name.start_byte : name.end_byte]).split()) if name is not None else None
