@@ -24,7 +24,7 @@ from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, NoInputs, SourceError
 from cuda_agent.inputs import find_or_make
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.judge.evidence import to_json
+from cuda_agent.judge.evidence import headline, to_json
 from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
@@ -231,9 +231,9 @@ class _Search:
     def _outcome(self, step: Step, verdict: Verdict | None, state: State) -> Outcome:
         assert verdict is not None
         diff = unified_diff(self.text, step.candidate.text, self.request.path.name)
-        evidence = to_json(verdict, candidate=step.candidate, kernel=self.kernel.id, file=self.request.path.name, diff=diff)
+        evidence = to_json(verdict, candidate=step.candidate, diff=diff)
         self.trajectory.append("end", status=verdict.status, candidate=step.candidate.id, tried=self.budget.tried)
-        return Outcome(verdict.status, self.kernel.id, judge.headline(verdict), step.candidate, verdict, diff, evidence,
+        return Outcome(verdict.status, self.kernel.id, headline(verdict), step.candidate, verdict, diff, evidence,
                        self.budget.tried, self._hash(), tuple(state.steps))  # fmt: skip
 
     # ------------------------------------------------------------ helpers

@@ -1,0 +1,14 @@
+"""The catalogue, most promising first. One file a rule; each file's docstring is its page in docs/rules/."""
+
+from __future__ import annotations
+
+from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.block_shape import BlockShape
+from cuda_agent.rewrite.rules.coarsen import Coarsen
+from cuda_agent.rewrite.rules.grid_size import GridSize
+from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
+from cuda_agent.rewrite.rules.restrict import Restrict
+from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
+from cuda_agent.rewrite.rules.unroll import Unroll
+
+RULES: tuple[Rule, ...] = (RowPerWarp(), GridSize(), BlockShape(), Restrict(), Unroll(), Coarsen(), LaunchBounds())

@@ -1,0 +1,279 @@
+"""The command line: facts · capture · verify · bench · optimize · serve · worker · doctor.
+
+With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done, 1 rejected,
+2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world only when called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cuda_agent import __version__
+from cuda_agent.errors import Cancelled, CudaAgentError, SourceError
+
+if TYPE_CHECKING:
+    from cuda_agent.agent.loop import Outcome
+    from cuda_agent.progress import Progress
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        print(f"cuda-agent: {message}", file=sys.stderr)
+        raise SystemExit(3)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="cuda-agent", description="Makes CUDA kernels faster and proves it.")
+    parser.add_argument("--version", action="version", version=f"cuda-agent {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, help: str, *, device: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        if device:
+            sub.add_argument("--device", default="auto", help="auto (default), cuda:0, emulator, ssh://host")
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        return sub
+
+    def inputs(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--kernel", help="name of the kernel (default: the one with inputs)")
+        sub.add_argument("--args", default="", help="arguments for the file's own main when it has to be run")
+        sub.add_argument("--run", help="run command that launches the kernel, when the file has no main")
+
+    facts = command("facts", "Registers, spills, shared memory and occupancy of every kernel in a file.")
+    facts.add_argument("file", type=Path)
+    facts.add_argument("--kernel")
+    facts.add_argument("--arch", help="sm_90, … (default: the build's, else the device's)")
+
+    capture = command("capture", "Run a program as it is and keep the inputs of its kernel launches.")
+    capture.add_argument("--kernel", help="regular expression on the kernel's name")
+    capture.add_argument("--first", type=int, default=2, metavar="N", help="launches to keep for each kernel (default 2)")
+    capture.add_argument("--select", choices=("first", "smallest", "largest"), default="first")
+    capture.add_argument("--cap", type=_size, default="1G", metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)")
+    capture.add_argument("--stop", action=argparse.BooleanOptionalAction, default=None,
+                         help="end the program once everything asked for is recorded (default on the emulator)")  # fmt: skip
+    capture.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+    verify = command("verify", "Judge a rewrite: same results, no faults, and how fast.")
+    verify.add_argument("original", type=Path)
+    verify.add_argument("candidate", type=Path)
+    inputs(verify)
+
+    bench = command("bench", "Time a kernel against itself on its inputs: its time and this machine's noise.")
+    bench.add_argument("file", type=Path)
+    inputs(bench)
+
+    optimize = command("optimize", "Rewrite, judge, time and show what is faster.")
+    optimize.add_argument("file", type=Path)
+    inputs(optimize)
+    optimize.add_argument("--budget", type=float, default=300.0, metavar="SECONDS")
+    optimize.add_argument("--candidates", type=int, default=60, metavar="N", help="candidates to judge at most")
+    optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
+    optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
+
+    command("serve", "Speak the Language Server Protocol on stdin and stdout.", device=False).add_argument("--stdio", action="store_true")
+    worker = command("worker", "Own one device and run jobs from stdin (started by the other commands).")
+    worker.add_argument("rest", nargs=argparse.REMAINDER)
+    command("doctor", "What this machine has, what is missing and how to get it.", device=False)
+    return parser
+
+
+def _size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    try:
+        return int(float(text[:-1]) * units[text[-1].upper()]) if text[-1:].upper() in units else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256M") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point. Returns the exit code; Ctrl-C stops the work, keeps the best so far and ends with 130."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["serve"]:
+        from cuda_agent.lsp.app import main as serve
+
+        return serve(given[1:])
+    if given[:1] == ["worker"]:
+        from cuda_agent.device.worker import main as work
+
+        return work(given[1:])
+    arguments = _parser().parse_args(given)
+    from cuda_agent.progress import Progress
+
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, _on_interrupt(stop))
+    try:
+        with Progress(quiet=False) as progress:
+            run = {"facts": _facts, "capture": _capture, "verify": _verify, "bench": _bench, "optimize": _optimize, "doctor": _doctor}
+            result = run[arguments.command](arguments, progress, stop)
+    except Cancelled as error:
+        return _fail(arguments, error, 130)
+    except CudaAgentError as error:
+        return _fail(arguments, error, error.exit_code)
+    return result
+
+
+def _on_interrupt(stop: threading.Event) -> Any:
+    def handler(signum: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        print("\nstopping: the best so far is kept (press Ctrl-C again to leave at once)", file=sys.stderr)
+
+    return handler
+
+
+def _fail(arguments: argparse.Namespace, error: CudaAgentError, code: int) -> int:
+    if arguments.json:
+        status = "error" if code == 3 else "undecided"
+        _print_json({"status": status, "evidence_level": "none", "inputs": "none", "gates": [], "timing": None, "diff": "",
+                     "error": str(error), "kind": type(error).__name__})  # fmt: skip
+    print(f"cuda-agent: {error}", file=sys.stderr)
+    diagnostics = getattr(error, "diagnostics", "")
+    if diagnostics:
+        print(diagnostics, file=sys.stderr)
+    return code
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    json.dump(data, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise SourceError(f"{path}: no such file")
+    return path.absolute()
+
+
+def _command(arguments: argparse.Namespace) -> dict[str, Any]:
+    run = tuple(shlex.split(arguments.run)) if arguments.run else None
+    return {"args": tuple(shlex.split(arguments.args)), "run_command": run}
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _facts(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.report import facts_table, file_facts
+
+    found = file_facts(_existing(arguments.file), arguments.kernel, arguments.arch)
+    if arguments.json:
+        _print_json(found)
+    else:
+        facts_table(found)
+    return 0
+
+
+def _capture(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.capture import CaptureOptions, capture
+    from cuda_agent.device import default_kind
+    from cuda_agent.report import capture_json, capture_table
+
+    command = arguments.cmd[1:] if arguments.cmd[:1] == ["--"] else arguments.cmd
+    if not command:
+        print("cuda-agent: capture needs a command: cuda-agent capture -- make run", file=sys.stderr)
+        return 3
+    kind = default_kind(arguments.device)
+    options = CaptureOptions(device=kind, kernel=arguments.kernel, first=arguments.first, select=arguments.select,
+                             cap=arguments.cap, stop=arguments.stop)  # fmt: skip
+    report = capture(command, Path.cwd(), options, on_event=progress.event, cancelled=stop.is_set)
+    if arguments.json:
+        _print_json(capture_json(report))
+    else:
+        capture_table(report)
+    return 0 if report.workloads else 2
+
+
+def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.judge.evidence import to_json
+    from cuda_agent.report import show_evidence
+    from cuda_agent.verify import VerifyRequest, verify
+
+    request = VerifyRequest(_existing(arguments.original), _existing(arguments.candidate), arguments.kernel, arguments.device,
+                            **_command(arguments))  # fmt: skip
+    done = verify(request, on_event=progress.event, cancelled=stop.is_set)
+    evidence = to_json(done.verdict, candidate=done.candidate, diff=done.diff)
+    progress.close()
+    if arguments.json:
+        _print_json(evidence)
+    else:
+        show_evidence(evidence)
+    return {"verified": 0, "rejected": 1, "undecided": 2}[done.verdict.status]
+
+
+def _bench(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.bench import bench
+    from cuda_agent.report import bench_table
+
+    result = bench(_existing(arguments.file), arguments.kernel, arguments.device, on_event=progress.event, cancelled=stop.is_set,
+                   **_command(arguments))  # fmt: skip
+    progress.close()
+    if arguments.json:
+        _print_json(result)
+    else:
+        bench_table(result)
+    return 0
+
+
+def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.agent.loop import Request, optimize, optimize_all
+    from cuda_agent.report import outcome_json, show_outcome
+
+    request = Request(_existing(arguments.file), kernel=arguments.kernel, device=arguments.device, budget_s=arguments.budget,
+                      max_candidates=arguments.candidates, trajectory=arguments.trajectory, **_command(arguments))  # fmt: skip
+    if arguments.kernel:
+        outcomes = [optimize(request, on_event=progress.event, cancelled=stop.is_set)]
+    else:
+        outcomes = optimize_all(request, on_event=progress.event, cancelled=stop.is_set)
+    progress.close()
+    best = _best(outcomes)
+    if arguments.json:
+        _print_json(outcome_json(best, outcomes))
+    else:
+        for outcome in outcomes:
+            show_outcome(outcome)
+    if arguments.apply and best.status == "verified" and best.candidate is not None:
+        from cuda_agent.workload.bundle import write_atomic
+
+        write_atomic(request.path, best.candidate.text.encode("utf-8", "surrogateescape"))
+        print(f"{request.path.name} now has the verified kernel {best.kernel}", file=sys.stderr)
+    return {"verified": 0, "nothing": 0, "rejected": 1, "undecided": 2}[best.status]
+
+
+def _best(outcomes: Sequence[Outcome]) -> Outcome:
+    """The one the exit code and the top of the JSON speak of: the largest verified gain, else the most decided answer."""
+    order = {"verified": 0, "nothing": 1, "rejected": 2, "undecided": 3}
+
+    def rank(outcome: Outcome) -> tuple[int, float]:
+        timing = outcome.verdict.timing if outcome.verdict else None
+        traffic = outcome.verdict.traffic if outcome.verdict else {}
+        gain = timing.ci[0] if timing else traffic.get("sectors_before", 1.0) / (traffic.get("sectors_after") or 1.0)
+        return order[outcome.status], -gain
+
+    return min(outcomes, key=rank)
+
+
+def _doctor(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.report import doctor, doctor_table
+
+    found = doctor()
+    progress.close()
+    if arguments.json:
+        _print_json(found)
+    else:
+        doctor_table(found)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

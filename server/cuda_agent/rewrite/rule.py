@@ -1,0 +1,229 @@
+"""The rule protocol. A rule finds sites on the syntax tree, says what must be true there and how it knows, and edits the text.
+
+A rule never runs or measures anything; whether its candidate is right and faster is the judge's to say. `sites` yields only
+places where the rule believes itself legal; a place where it is not is refused with a reason (`refusals`), for the person to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tree_sitter import Node
+
+from cuda_agent.device import DeviceInfo
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import (
+    Assumption,
+    Candidate,
+    Edit,
+    Kernel,
+    LaunchMap,
+    LaunchSite,
+    NumericClass,
+    Span,
+    Workload,
+)
+from cuda_agent.rewrite import syntax
+from cuda_agent.source.documents import Document
+from cuda_agent.source.edits import apply as apply_edits
+from cuda_agent.source.edits import minimal
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.symbols import module as parse_module
+from cuda_agent.workload import launch_map
+from cuda_agent.workload.launch_map import Shape
+
+ORDER = {"bit-exact": 0, "reassociated": 1, "tolerance": 2, "fast-math": 3}
+
+
+@dataclass(frozen=True)
+class Context:
+    """One kernel in one text, with what is known about its launches. `shapes` are the launch shapes of *this* text."""
+
+    module: Module
+    kernel: Kernel
+    workload: Workload | None
+    device: DeviceInfo | None
+    original: str
+    base: Candidate | None = None
+
+    @classmethod
+    def make(
+        cls,
+        path: Path,
+        text: str,
+        kernel: str,
+        workload: Workload | None = None,
+        device: DeviceInfo | None = None,
+        *,
+        original: str | None = None,
+        base: Candidate | None = None,
+    ) -> Context:
+        module = parse_module(Document(str(path), text))
+        return cls(module, module.kernel(kernel), workload, device, text if original is None else original, base)
+
+    @property
+    def text(self) -> str:
+        return self.module.document.text
+
+    @cached_property
+    def body(self) -> Node:
+        """The kernel's body (a compound statement)."""
+        for node in syntax.of_type(self.module.node(self.kernel.body), "compound_statement"):
+            if syntax.span(node) == self.kernel.body:
+                return node
+        raise RuleRefused(f"{self.kernel.name} has no body the parser understands")
+
+    @cached_property
+    def sites(self) -> tuple[LaunchSite, ...]:
+        return tuple(self.module.launches_of(self.kernel))
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        if self.workload is None:
+            return ()
+        mapping = self.base.launch if self.base else LaunchMap()
+        return tuple(launch_map.apply(mapping, x.grid, x.block, x.shared) for x in self.workload.launches)
+
+    def slice(self, span: Span) -> str:
+        return self.module.document.data[span.start : span.end].decode("utf-8", "surrogateescape")
+
+    def indent(self, offset: int) -> str:
+        """The white space in front of the line that holds `offset`."""
+        data = self.module.document.data
+        start = data.rfind(b"\n", 0, offset) + 1
+        end = start
+        while end < len(data) and data[end : end + 1] in (b" ", b"\t"):
+            end += 1
+        return data[start:end].decode()
+
+    @cached_property
+    def eol(self) -> str:
+        return "\r\n" if b"\r\n" in self.module.document.data else "\n"
+
+    def unused(self, name: str) -> str:
+        """`name`, or `name` with a number when the file has it already."""
+        taken = syntax.identifiers(self.module.node(Span(0, len(self.module.document.data))))
+        return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
+
+    def captured(self, parameter: str) -> tuple[int, ...]:
+        """The values an integer parameter had in the captured launches; empty when unknown."""
+        if self.workload is None:
+            return ()
+        position = next((i for i, p in enumerate(self.kernel.params) if p.name == parameter), None)
+        values = []
+        for one in self.workload.launches:
+            if position is None or position >= len(one.args):
+                return ()
+            data = one.args[position].data
+            if len(data) not in (1, 2, 4, 8) or one.args[position].pointers:
+                return ()
+            values.append(int.from_bytes(data, "little", signed=True))
+        return tuple(values)
+
+    def pointer_targets(self) -> list[dict[str, tuple[int, int]]]:
+        """Per launch: pointer parameter → (buffer number, offset in it)."""
+        found = []
+        for one in self.workload.launches if self.workload else ():
+            pairs = zip(self.kernel.params, one.args, strict=False)
+            found.append({p.name: (a.pointers[0].buffer, a.pointers[0].offset) for p, a in pairs if p.pointer and a.pointers})
+        return found
+
+    def aligned(self, parameter: str, nbytes: int) -> bool:
+        """Every captured pointer of this parameter is aligned to `nbytes` (allocations themselves are to 256)."""
+        targets = self.pointer_targets()
+        if not targets or self.workload is None:
+            return False
+        bases = [
+            one.buffers[t[parameter][0]].address + t[parameter][1] if parameter in t else 1
+            for one, t in zip(self.workload.launches, targets, strict=True)
+        ]
+        return all(b % nbytes == 0 for b in bases)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a rule can act, with its parameters."""
+
+    rule: str
+    span: Span
+    params: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Mapping[str, Any] = field(default_factory=dict)  # what the rule found there, for itself
+
+    @property
+    def label(self) -> str:
+        inner = ", ".join(f"{k}={v}" for k, v in self.params.items())
+        return f"{self.rule}({inner})" if inner else self.rule
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What a rule does at a site: edits of the context's text."""
+
+    edits: tuple[Edit, ...]
+    launch: LaunchMap = LaunchMap()
+    assumptions: tuple[Assumption, ...] = ()
+    numeric: NumericClass = "bit-exact"
+
+
+class Rule(ABC):
+    """One rewrite rule. `number` is its place in the catalogue; the module's docstring is its page in docs/rules/."""
+
+    name: str
+    number: int
+
+    @abstractmethod
+    def sites(self, context: Context) -> Iterator[Site]:
+        """Places where the rule may act, most promising parameters first. Raises RuleRefused with the reason when it
+        recognises the pattern but may not touch it."""
+
+    @abstractmethod
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        """The edits at one site. Raises RuleRefused when it is not legal after all."""
+
+    def apply(self, context: Context, site: Site) -> Candidate:
+        """The candidate made by this rule at this site, on top of the context's base."""
+        done = self.rewrite(context, site)
+        text = apply_edits(context.text, done.edits)
+        base = context.base
+        merged = tuple(dict.fromkeys((*(base.assumptions if base else ()), *done.assumptions)))
+        numeric = max((done.numeric, base.numeric if base else "bit-exact"), key=lambda n: ORDER[n])
+        return Candidate(
+            kernel=context.kernel.id,
+            original=context.original,
+            text=text,
+            edits=minimal(context.original, text),
+            origin=f"{base.origin}+{site.label}" if base else f"rule:{site.label}",
+            numeric=numeric,
+            launch=launch_map.compose(done.launch, base.launch) if base else done.launch,
+            assumptions=merged,
+            parent=base.id if base else None,
+            id=hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12],
+        )
+
+
+def refuse_damaged(context: Context) -> None:
+    """No rule touches a kernel that the parser does not understand whole."""
+    if context.kernel.has_error:
+        raise RuleRefused(f"{context.kernel.name} has a syntax error: mend it first")
+
+
+def with_launch(site: LaunchSite, grid: str | None, block: str | None) -> tuple[Edit, ...]:
+    """Edits of one launch site's grid and block texts."""
+    edits = []
+    if grid is not None and grid != site.grid:
+        edits.append(Edit(site.grid_span, grid))
+    if block is not None and block != site.block:
+        edits.append(Edit(site.block_span, block))
+    return tuple(edits)
+
+
+
+
+__all__ = ["Context", "Rewrite", "Rule", "RuleRefused", "Site", "refuse_damaged", "with_launch"]

@@ -1,0 +1,142 @@
+"""# 7 · coarsen: several elements a thread, as a grid-stride loop
+
+One element a thread pays its index arithmetic and its launch for four bytes. Several elements a thread keep more loads in flight.
+
+Before:
+
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        y[i] = a * x[i] + y[i];
+
+After (and a quarter of the blocks):
+
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        y[i] = a * x[i] + y[i];
+
+Legal when the whole rest of the kernel is guarded by the index (proved) and threads do not work together (proved). Elements must not
+depend on each other: they are run by different threads already, in any order (proved). Bit-exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import Assumption, Edit, LaunchMap, Span
+from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """`id; if (id < bound) body` ("body") or `id; if (id >= bound) return; rest` ("return")."""
+
+    kind: str
+    index: ThreadId
+    guard: Node
+    bound: str
+    rest: list[Node]
+
+
+class Coarsen(Rule):
+    name = "coarsen"
+    number = 7
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        found = _guarded(context.body)
+        if found is None or not context.shapes:
+            return
+        blocks = min(s.blocks for s in context.shapes)
+        sms = context.device.sms if context.device else 132
+        for k in (2, 4, 8):
+            if blocks // k >= sms:
+                yield Site(self.name, syntax.span(found.guard), {"elements": k}, {"found": found})
+
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        found: _Guarded = site.nodes["found"]
+        k = site.params["elements"]
+        if syntax.COOPERATION.search(text(context.body)):
+            raise RuleRefused("threads of a block work together: they must all stay in step")
+        if next(syntax.of_type(context.body, "goto_statement"), None):
+            raise RuleRefused("the kernel jumps")
+        edits = _as_loop(context, found)
+        edits += list(launches.change(context, (lambda x: launches.over(x, k), launches.same, launches.same)))
+        return Rewrite(
+            tuple(edits),
+            LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz")),
+            (Assumption("each element is computed on its own", "proved"),),
+        )
+
+
+def _guarded(body: Node) -> _Guarded | None:
+    ids = [t for t in syntax.thread_ids(body) if t.axis == "x"]
+    statements = syntax.statements(body)
+    if len(ids) != 1 or ids[0].declaration not in statements or "gridDim" in text(body):
+        return None
+    index = ids[0]
+    at = statements.index(index.declaration)
+    if len(index.declaration.children_by_field_name("declarator")) != 1 or at + 1 >= len(statements):
+        return None
+    guard = statements[at + 1]
+    if guard.type != "if_statement" or guard.child_by_field_name("alternative") is not None:
+        return None
+    condition = squeeze(text(syntax.field(guard, "condition"))).removeprefix("(").removesuffix(")")
+    consequence = syntax.field(guard, "consequence")
+    rest = statements[at + 2 :]
+    if condition.startswith(f"{index.name}<") and not condition.startswith(f"{index.name}<=") and "&&" not in condition and not rest:
+        return _Guarded("body", index, guard, condition.removeprefix(f"{index.name}<"), [consequence])
+    leaves = squeeze(text(consequence)) in ("return;", "{return;}")
+    if condition.startswith(f"{index.name}>=") and "||" not in condition and leaves and rest:
+        return _Guarded("return", index, guard, condition.removeprefix(f"{index.name}>="), rest)
+    return None
+
+
+def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
+    index = found.index
+    if any(next(syntax.of_type(n, "return_statement"), None) for n in found.rest):
+        raise RuleRefused("the guarded part may return early")
+    first = text(index.value)
+    kind = context.slice(Span(index.declaration.start_byte, index.declaration.end_byte)).split(index.name)[0].replace("const ", "").strip()
+    changed = any(w.name == index.name for n in found.rest for w in syntax.writes(n))
+    variable = context.unused("first") if changed else index.name
+    bound = _bound_text(context, found)
+    head = f"for ({kind} {variable} = {first}; {variable} < {bound}; {variable} += gridDim.x * blockDim.x)"
+    whole = Span(index.declaration.start_byte, found.guard.end_byte)
+    indent = context.indent(index.declaration.start_byte)
+    step = indent[len(context.indent(context.kernel.body.start)) :] or "    "
+    if found.kind == "body":
+        body = found.rest[0]
+        keep = Span(index.declaration.start_byte, body.start_byte)
+        if changed:
+            raise RuleRefused(f"{index.name} is changed inside the guard")
+        gap = context.slice(Span(syntax.field(found.guard, "condition").end_byte, body.start_byte))
+        return [Edit(keep, head + gap)]
+    edits = [Edit(whole, head + " {" + (f"{context.eol}{indent}{step}{kind} {index.name} = {variable};" if changed else ""))]
+    edits += _indented(context, Span(found.guard.end_byte, found.rest[-1].end_byte), step)
+    end = found.rest[-1].end_byte
+    edits.append(Edit(Span(end, end), f"{context.eol}{indent}}}"))
+    return edits
+
+
+def _bound_text(context: Context, found: _Guarded) -> str:
+    condition = text(syntax.field(found.guard, "condition")).strip()
+    inner = condition[1:-1] if condition.startswith("(") else condition
+    return inner.split(">=" if found.kind == "return" else "<", 1)[1].strip()
+
+
+def _indented(context: Context, span: Span, step: str) -> list[Edit]:
+    """One step more in front of every line that starts inside the span and is not empty."""
+    data = context.module.document.data
+    edits = []
+    at = data.find(b"\n", span.start)
+    while at != -1 and at + 1 < span.end:
+        line_end = data.find(b"\n", at + 1)
+        line = data[at + 1 : line_end if line_end != -1 else len(data)]
+        if line.strip() and not line.startswith(b"#"):
+            edits.append(Edit(Span(at + 1, at + 1), step))
+        at = line_end
+    return edits

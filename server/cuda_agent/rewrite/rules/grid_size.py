@@ -1,0 +1,74 @@
+"""# 1 · grid-size: fewer or more blocks for a grid-stride loop
+
+In a grid-stride loop the number of blocks is free. Fewer blocks mean fewer partial results to combine (atomics, barriers);
+more blocks fill the machine.
+
+Before: `k<<<dim3(rows / 32, cols / 32), 256>>>(…)` · After: `k<<<dim3((rows / 32 + 3) / 4, cols / 32), 256>>>(…)`
+
+Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved). With float atomics the
+order of a sum changes: class "reassociated"; else bit-exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from cuda_agent.model import Assumption, LaunchMap
+from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.syntax import text
+
+
+class GridSize(Rule):
+    name = "grid-size"
+    number = 1
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        if not strides_by_grid(context) or not context.shapes:
+            return
+        blocks = min(s.grid[0] for s in context.shapes)
+        per_launch = min(s.blocks for s in context.shapes)
+        sms = context.device.sms if context.device else 132
+        for k in (2, 4, 8, 16, 32):
+            if blocks // k >= 1 and per_launch // k >= sms:
+                yield Site(self.name, context.kernel.name_span, {"divide": k})
+
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        k = site.params["divide"]
+        edits = launches.change(context, (lambda x: launches.over(x, k), launches.same, launches.same))
+        atomics = re.search(r"\batomicAdd\s*\(", text(context.body)) is not None
+        return Rewrite(
+            edits,
+            LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz")),
+            (Assumption("gridDim.x is only the stride of the loop, so any number of blocks covers it", "proved"),),
+            "reassociated" if atomics else "bit-exact",
+        )
+
+
+def strides_by_grid(context: Context) -> bool:
+    """gridDim.x is used, and only inside loop updates or in variables that only loop updates use."""
+    uses = [n for n in syntax.of_type(context.body, "identifier") if text(n) == "gridDim"]
+    if not uses or re.search(r"gridDim\.[yz]|grid\.sync|cooperative_groups::this_grid", text(context.body)):
+        return False
+    names = set()
+    for use in uses:
+        holder = next((w for w in syntax.writes(context.body) if w.value is not None and syntax.span(w.value).holds(syntax.span(use))), None)
+        if holder is not None and holder.op == "init" and holder.target.type == "identifier":
+            names.add(text(holder.target))
+        elif not _in_update(use):
+            return False
+    return all(_in_update(n) or _is_declared(n) for n in syntax.of_type(context.body, "identifier") if text(n) in names)
+
+
+def _in_update(node: syntax.Node) -> bool:
+    current = node
+    while current.parent is not None and current.parent.type not in ("compound_statement", "function_definition"):
+        if current.parent.type == "for_statement":
+            return current.parent.child_by_field_name("update") == current
+        current = current.parent
+    return False
+
+
+def _is_declared(node: syntax.Node) -> bool:
+    return node.parent is not None and node.parent.type == "init_declarator" and node.parent.child_by_field_name("declarator") == node

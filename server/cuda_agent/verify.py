@@ -1,0 +1,116 @@
+"""Judge a person's own rewrite: two files, one kernel, the original's inputs.
+
+Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, the candidate's
+own program is run under the same capture and its launches are paired with the original's, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuda_agent import judge
+from cuda_agent.capture import CaptureOptions, build_and_run
+from cuda_agent.device import Device, open_device
+from cuda_agent.errors import NoInputs, UsageError
+from cuda_agent.inputs import find_or_make
+from cuda_agent.judge import JudgeOptions
+from cuda_agent.model import Build, Candidate, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.source.documents import Document
+from cuda_agent.source.edits import minimal, unified_diff
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.symbols import module as parse_module
+from cuda_agent.toolchain.build import find_build
+from cuda_agent.workload import launch_map
+from cuda_agent.workload.launch_map import Shape
+
+
+@dataclass(frozen=True)
+class Verification:
+    verdict: Verdict
+    candidate: Candidate
+    diff: str
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    original: Path
+    candidate: Path
+    kernel: str | None = None
+    device: str = "auto"
+    args: tuple[str, ...] = ()
+    run_command: tuple[str, ...] | None = None
+    options: JudgeOptions = field(default_factory=JudgeOptions)
+
+
+def read_text(path: Path) -> str:
+    """The file's text, its line endings kept. UsageError says why it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def verify(
+    request: VerifyRequest,
+    *,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    device: Device | None = None,
+) -> Verification:
+    """One full verdict. Raises NoInputs when nothing was captured and nothing can be."""
+    old, new = read_text(request.original), read_text(request.candidate)
+    before, after = parse_module(Document(str(request.original), old)), parse_module(Document(str(request.original), new))
+    build = find_build(request.original)
+    opened = device or open_device(request.device)
+    try:
+        workload = find_or_make(request.original, before, request.kernel or _changed(before, after), build, opened.info.kind,
+                                args=request.args, run_command=request.run_command, on_event=on_event, cancelled=cancelled)  # fmt: skip
+        kernel = before.kernel(workload.kernel)
+        mapping = _launches(before, after, kernel, workload, build, request, opened.info.kind)
+        candidate = Candidate(kernel.id, old, new, minimal(old, new), "person", "reassociated", mapping,
+                              id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12])  # fmt: skip
+        verdict = judge.judge(opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled)
+        return Verification(verdict, candidate, unified_diff(old, new, request.original.name))
+    finally:
+        if device is None:
+            opened.close()
+
+
+def _changed(before: Module, after: Module) -> str | None:
+    """The one kernel whose text differs; None when there is no such one kernel."""
+    hashes = {k.id: after.kernel_hash(k) for k in after.kernels}
+    changed = [k.id for k in before.kernels if hashes.get(k.id) != before.kernel_hash(k)]
+    return changed[0] if len(changed) == 1 else None
+
+
+def _outside_kernels(module: Module) -> str:
+    """The text that decides launch shapes: everything but the kernels."""
+    data, kept, at = module.document.data, [], 0
+    for kernel in module.kernels:
+        kept.append(data[at : kernel.span.start])
+        at = kernel.span.end
+    return b"".join([*kept, data[at:]]).decode("utf-8", "surrogateescape")
+
+
+def _launches(
+    before: Module, after: Module, kernel: Kernel, workload: Workload, build: Build, request: VerifyRequest, kind: str
+) -> LaunchMap:
+    if _outside_kernels(before) == _outside_kernels(after):
+        return LaunchMap()
+    if not after.has_main:
+        raise NoInputs("the candidate launches the kernel differently and has no main to run: its launch shapes are unknown")
+    with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
+        options = CaptureOptions(device="emulator" if kind == "emulator" else "cuda", kernel=rf"\b{kernel.name}\b",
+                                 first=len(workload.launches), into=Path(folder))  # fmt: skip
+        report = build_and_run(request.candidate, list(request.args), build, options)
+        shapes = [Shape(x.grid, x.block, x.shared) for w in report.workloads if w.kernel == workload.kernel for x in w.launches]
+    ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
+    if len(shapes) < len(ours):
+        raise NoInputs(f"the candidate's program launched {kernel.name} {len(shapes)} times, the original's {len(ours)} times")
+    return launch_map.fit(list(zip(ours, shapes, strict=False)))
