@@ -42,6 +42,14 @@ def axes(context: Context, expression: str) -> tuple[str, str, str]:
     return f"dim3({code}).x", f"dim3({code}).y", f"dim3({code}).z"
 
 
+def block_axes(context: Context, expression: str) -> tuple[str, str, str]:
+    """As `axes`, but a dim3 that is declared once and never changed stands for the texts it was declared with."""
+    code = expression.strip()
+    found = re.findall(rf"\bdim3\s+{re.escape(code)}\s*[({{]([^;]*?)[)}}]\s*;", context.text) if code.isidentifier() else []
+    changed = code.isidentifier() and re.search(rf"\b{re.escape(code)}\s*(?:\.\s*[xyz]\s*)?=[^=]", context.text)
+    return axes(context, f"dim3({found[0]})") if len(found) == 1 and not changed else axes(context, expression)
+
+
 def split_arguments(code: str) -> list[str]:
     """Top-level commas."""
     parts, depth, current = [], 0, ""

@@ -51,10 +51,11 @@ class BlockShape(Rule):
         edits = []
         for one in launches.sites_of(context):
             gx, gy, gz = launches.axes(context, one.grid)
-            bx, by, _ = launches.axes(context, one.block)
+            bx, by, _ = launches.block_axes(context, one.block)
             grid = (_regrid(gx, bx, x, context, 0), gy if y == 1 and by == "1" else _regrid(gy, by, y, context, 1), gz)
             edits += list(launches.with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
-        mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", f"ceil_div(gy * by, {y})", "gz"), block=(str(x), str(y), "1"))
+        rows = "gy" if "y" not in site.params else f"ceil_div(gy * by, {y})"
+        mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", rows, "gz"), block=(str(x), str(y), "1"))
         return Rewrite(tuple(edits), mapping, tuple(assumptions))
 
 

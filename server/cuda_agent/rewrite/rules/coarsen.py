@@ -100,7 +100,7 @@ def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
     if any(next(syntax.of_type(n, "return_statement"), None) for n in found.rest):
         raise RuleRefused("the guarded part may return early")
     first = text(index.value)
-    kind = context.slice(Span(index.declaration.start_byte, index.declaration.end_byte)).split(index.name)[0].replace("const ", "").strip()
+    kind = text(syntax.field(index.declaration, "type"))
     changed = any(w.name == index.name for n in found.rest for w in syntax.writes(n))
     variable = context.unused("first") if changed else index.name
     bound = _bound_text(context, found)
@@ -115,8 +115,11 @@ def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
             raise RuleRefused(f"{index.name} is changed inside the guard")
         gap = context.slice(Span(syntax.field(found.guard, "condition").end_byte, body.start_byte))
         return [Edit(keep, head + gap)]
-    edits = [Edit(whole, head + " {" + (f"{context.eol}{indent}{step}{kind} {index.name} = {variable};" if changed else ""))]
-    edits += _indented(context, Span(found.guard.end_byte, found.rest[-1].end_byte), step)
+    copy = f"{context.eol}{indent}{step}{kind} {index.name} = {variable};" if changed else ""
+    blank = len(context.slice(Span(found.guard.end_byte, found.rest[0].start_byte)).split("\n")) - 2
+    gap = Span(found.guard.end_byte, found.guard.end_byte + blank * len(context.eol)) if blank > 0 else None
+    edits = [Edit(Span(whole.start, gap.end if gap else whole.end), head + " {" + copy)]
+    edits += _indented(context, Span(gap.end if gap else whole.end, found.rest[-1].end_byte), step)
     end = found.rest[-1].end_byte
     edits.append(Edit(Span(end, end), f"{context.eol}{indent}}}"))
     return edits

@@ -140,9 +140,9 @@ def _check_flow(context: Context, row: ThreadId, loops: list[CountedLoop]) -> No
             raise RuleRefused("a loop of the row updates memory atomically")
     if any(w.name == row.name and w.op != "init" for w in syntax.writes(context.body)):
         raise RuleRefused(f"{row.name} is changed after it was computed")
-    for n in syntax.of_type(context.body, "declaration"):
-        if n.parent == context.body and re.search(r"\[[^\]]*\]\s*[;={,]", text(n)):
-            raise RuleRefused("a local array holds the row: it would have to be shared between lanes")
+    for n in syntax.of_type(context.body, "array_declarator"):
+        if not any(syntax.span(l.body).holds(syntax.span(n)) for l in loops):
+            raise RuleRefused("a local array may hold the row: it would have to be shared between lanes")
     stored = {a for w in syntax.memory_writes(context.body) for a, _, n in syntax.subscripts(w.target) if n == w.target}
     for w in syntax.memory_writes(context.body):
         if w.target.type == "pointer_expression":
