@@ -1,7 +1,8 @@
 """Immutable text snapshots and the index between byte offsets and editor positions.
 
 Offsets are UTF-8 byte offsets everywhere. Positions are (line, character), both 0-based, where a line ends at `\\n`,
-`\\r\\n` or `\\r` and nowhere else (LSP 3.17, "Text Documents"), and `character` counts code units of the named encoding.
+`\\r\\n` or `\\r` and nowhere else (LSP 3.17, "Text Documents"), and `character` counts code units of the named
+encoding.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Document:
     def change(
         self, range: Range | None, text: str, encoding: Encoding = "utf-16", version: int | None = None
     ) -> Document:
-        """The next snapshot: `range` (None = everything) replaced by `text`. `version` defaults to this one's plus 1."""
+        """The next snapshot: `range` (None = everything) replaced by `text`. `version` defaults to this one's plus
+        1."""
         version = self.version + 1 if version is None else version
         if range is None:
             return Document(self.path, text, version)
@@ -137,8 +139,8 @@ class Document:
 
 
 def read(path: str | Path, version: int = 0) -> Document:
-    """The file on disk, line endings kept. Bytes that are not UTF-8 become lone surrogates, and `write` turns them back.
-    Raises SourceError when the file cannot be read."""
+    """The file on disk, line endings kept. Bytes that are not UTF-8 become lone surrogates, and `write` turns them
+    back. Raises SourceError when the file cannot be read."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import SequenceMatcher, unified_diff as _unified_diff
+from difflib import SequenceMatcher
+from difflib import unified_diff as _unified_diff
 
 from cuda_agent.errors import SourceError
 from cuda_agent.model import Edit, Span
@@ -28,8 +29,8 @@ def ordered(edits: Iterable[Edit], size: int) -> list[Edit]:
     for edit in result:
         if edit.span.start < at or edit.span.end < edit.span.start or edit.span.end > size:
             raise SourceError(
-                f"the edit of bytes {edit.span.start}–{edit.span.end} overlaps another or leaves the text of {size} bytes; "
-                "make the edits again from the present text"
+                f"the edit of bytes {edit.span.start}–{edit.span.end} overlaps another or leaves the text of "
+                f"{size} bytes; make the edits again from the present text"
             )
         at = edit.span.end
     return result
@@ -133,8 +134,8 @@ def detect_eol(text: str) -> str:
 
 
 def detect_indent(text: str) -> str:
-    """One level of indentation: "\\t" or a number of spaces, from the steps between neighbouring lines; four spaces when
-    nothing is indented."""
+    """One level of indentation: "\\t" or a number of spaces, from the steps between neighbouring lines; four spaces
+    when nothing is indented."""
     steps: Counter[str] = Counter()
     previous = 0
     for line in re.findall(r"[^\r\n]+", text):

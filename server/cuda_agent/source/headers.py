@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cuda_agent.model import Span
 from cuda_agent.source.lexical import Lexed, closing, split_commas
 
 # Words the grammar knows in front of a function's name; any other word there is a macro.
 QUALIFIERS = frozenset(
-    b"static inline extern const constexpr consteval volatile unsigned signed long short void int float double char bool auto "
-    b"typename struct class enum friend virtual explicit template __global__ __device__ __host__ __forceinline__ __noinline__ "
-    b"__launch_bounds__ __attribute__ __attribute __declspec alignas requires noexcept namespace".split()
+    b"static inline extern const constexpr consteval volatile unsigned signed long short void int float double char "
+    b"bool auto typename struct class enum friend virtual explicit template __global__ __device__ __host__ __forceinline__ "
+    b"__noinline__ __launch_bounds__ __attribute__ __attribute __declspec alignas requires noexcept namespace".split()
 )
 # CUDA qualifiers that tree-sitter-cuda 0.21 does not know.
 _UNKNOWN_CUDA = frozenset(
-    b"__inline__ __inline __maxnreg__ __cluster_dims__ __block_size__ __nv_pure__ __tile_global__ __restrict _Noreturn".split()
+    b"__inline__ __inline __maxnreg__ __cluster_dims__ __block_size__ __nv_pure__ __restrict _Noreturn".split()
 )
 _WORD = re.compile(rb"[A-Za-z_$\x80-\xff][\w$\x80-\xff]*")
 _TOKEN = re.compile(
@@ -169,15 +170,15 @@ def _angle(code: bytes, start: int) -> int | None:
 
 
 _TAKES_PARENS = frozenset(
-    b"__launch_bounds__ __attribute__ __attribute __declspec alignas noexcept requires decltype __maxnreg__ __cluster_dims__ "
-    b"__block_size__ __align__ explicit".split()
+    b"__launch_bounds__ __attribute__ __attribute __declspec alignas noexcept requires decltype explicit __align__ "
+    b"__maxnreg__ __cluster_dims__ __block_size__".split()
 )
 
 
 def _params_index(code: bytes, items: list[_Item]) -> int | None:
-    """Which item is the parameter list: the last parenthesis group whose owner is a name and not a known qualifier. Macros with
-    arguments in front of it (`BOUNDS(256) k(…)`) are told by what follows them; a macro name (`NAME(x)(…)`) by the group
-    that follows at once."""
+    """Which item is the parameter list: the last parenthesis group whose owner is a name and not a known qualifier.
+    Macros with arguments in front of it (`BOUNDS(256) k(…)`) are told by what follows them; a macro name
+    (`NAME(x)(…)`) by the group that follows at once."""
     found = None
     for at, item in enumerate(items):
         if item.kind != "()" or at == 0:
@@ -255,7 +256,8 @@ def _template_before(code: bytes, boundary: int, marker: int) -> int | None:
 
 
 def _belongs(lexed: Lexed, items: list[_Item], index: int, marker: int) -> bool:
-    """Whether the token in front of a header is part of it: known words always, macros when the next token is on their line."""
+    """Whether the token in front of a header is part of it: known words always, macros when the next token is on their
+    line."""
     code = lexed.code
     item = items[index]
     text = code[item.span.start : item.span.end]
@@ -282,7 +284,8 @@ def _belongs(lexed: Lexed, items: list[_Item], index: int, marker: int) -> bool:
 
 
 def _macros(code: bytes, items: list[_Item], keep_type: bool = False) -> list[Span]:
-    """Spans of what the grammar does not know. With `keep_type` one unknown word is the return type when no known one is."""
+    """Spans of what the grammar does not know. With `keep_type` one unknown word is the return type when no known one
+    is."""
     result: list[Span] = []
     words = [code[item.span.start : item.span.end] for item in items]
     spare = keep_type and not any(word in (b"void", b"auto", b"int") for word in words)
@@ -304,7 +307,7 @@ def _macros(code: bytes, items: list[_Item], keep_type: bool = False) -> list[Sp
 
 
 def _bounds(code: bytes, items: list[_Item]) -> tuple[Span, ...] | None:
-    for item, group in zip(items, items[1:], strict=False):
+    for item, group in pairwise(items):
         if group.kind == "()" and code[item.span.start : item.span.end] == b"__launch_bounds__":
             return tuple(split_commas(code, Span(group.span.start + 1, group.span.end - 1)))
     return None

@@ -11,9 +11,8 @@ from cuda_agent.source.documents import Document, decode
 from cuda_agent.source.lexical import Lexed, blank, closing, lex, split_commas, trim
 from cuda_agent.source.parse import Tree
 
-_CLOSE = re.compile(rb">>>")
-_NAME_BEFORE = re.compile(rb"(?:::\s*)?(?:[A-Za-z_$]\w*\s*(?:<[^;{}]*>\s*)?::\s*(?:template\s+)?)*[A-Za-z_$]\w*\Z")
-_MEMBER = re.compile(rb"(?:\bthis\s*->|[\w\])]\s*(?:->|\.))\s*(?:template\s+)?\Z")
+_CONFIG = re.compile(rb"[(\[{)\]};]|>>>+")
+_WORD_CHARS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$"
 
 
 def launches(document: Document, tree: Tree) -> tuple[LaunchSite, ...]:
@@ -78,27 +77,68 @@ def _launch(document: Document, code: bytes, at: int, tree: Tree | None) -> Laun
 
 
 def _callee(code: bytes, at: int) -> tuple[int, str, list[Span]] | None:
-    """(start, name, template argument spans) of what stands before `<<<`."""
-    end = len(code[:at].rstrip()) if code[at - 1 : at].isspace() else at
+    """(start, name, template argument spans) of what stands before `<<<`, read backwards."""
+    end = _back(code, at)
     template: list[Span] = []
-    name_end = end
     if code[end - 1 : end] == b">":
         open_ = _angle_open(code, end - 1)
         if open_ is None:
             return None
         template = split_commas(code, Span(open_ + 1, end - 1))
-        name_end = len(code[max(0, open_ - 200) : open_].rstrip()) + max(0, open_ - 200)
+        end = _back(code, open_)
     elif code[end - 1 : end] == b")":  # (condition ? a : b)<<<…>>>, NAME(x)<<<…>>>, (*pointer)<<<…>>>
         return _callee_expression(code, end)
-    match = _NAME_BEFORE.search(code, max(0, name_end - 400), name_end)
-    if match is None:
+    start = _qualified_start(code, end)
+    if start == end:
         return None
-    start = match.start()
-    name = "".join(decode(match[0]).split()).replace("::template", "::")
-    member = _MEMBER.search(code, max(0, start - 100), start)
-    if member is not None:
-        start = member.start()
-    return start, name.removeprefix("::"), template
+    name = "".join(decode(code[start:end]).split()).replace("::template", "::").removeprefix("::")
+    name = name.removeprefix("template")
+    return _object_start(code, start), name, template
+
+
+def _qualified_start(code: bytes, end: int) -> int:
+    """Start of the name `a::b<int>::c` that ends at `end`."""
+    start = _word_start(code, end)
+    while start < end:
+        before = _back(code, start)
+        if code[before - 8 : before] == b"template":
+            before = _back(code, before - 8)
+        if code[before - 2 : before] != b"::":
+            return start
+        scope_end = _back(code, before - 2)
+        if code[scope_end - 1 : scope_end] == b">":
+            scope_end = _back(code, _angle_open(code, scope_end - 1) or scope_end)
+        scope = _word_start(code, scope_end)
+        if scope == scope_end or code[scope:scope_end] in (b"return", b"else"):
+            return before - 2
+        start = scope
+    return start
+
+
+def _object_start(code: bytes, start: int) -> int:
+    """Where `this->k` or `object.template k` begins."""
+    before = _back(code, start)
+    if code[before - 8 : before] == b"template":
+        before = _back(code, before - 8)
+    arrow = 2 if code[before - 2 : before] == b"->" else 1 if code[before - 1 : before] == b"." else 0
+    if not arrow:
+        return start
+    end = _back(code, before - arrow)
+    word = _word_start(code, end)
+    return word if word < end else start
+
+
+def _back(code: bytes, at: int) -> int:
+    """`at` moved back over blanks."""
+    while at > 0 and code[at - 1] in b" \t\r\n":
+        at -= 1
+    return at
+
+
+def _word_start(code: bytes, end: int) -> int:
+    while end > 0 and code[end - 1] in _WORD_CHARS:
+        end -= 1
+    return end
 
 
 def _callee_expression(code: bytes, end: int) -> tuple[int, str, list[Span]] | None:
@@ -108,8 +148,7 @@ def _callee_expression(code: bytes, end: int) -> tuple[int, str, list[Span]] | N
         if code[at] in b";{}":
             return None
         if depth == 0:
-            word = re.search(rb"[A-Za-z_]\w*\s*\Z", code[max(0, at - 100) : at])
-            start = at - (len(word[0]) if word else 0)
+            start = _word_start(code, _back(code, at))
             return start, " ".join(decode(code[start:end]).split()), []
     return None
 
@@ -132,9 +171,10 @@ def _angle_open(code: bytes, close: int) -> int | None:
 
 
 def _config_end(code: bytes, start: int) -> int | None:
-    """Offset of the `>>>` that ends the configuration: the first one outside brackets, or None when a `;` comes first."""
+    """Offset of the `>>>` that ends the configuration: the first one outside brackets, or None when a `;` comes
+    first."""
     depth = 0
-    for match in re.finditer(rb"[(\[{)\]};]|>>>+", code[start:]):
+    for match in _CONFIG.finditer(code, start):
         text = match[0]
         if text in (b"(", b"[", b"{"):
             depth += 1
@@ -145,7 +185,7 @@ def _config_end(code: bytes, start: int) -> int | None:
         elif text == b";":
             return None
         elif depth == 0:
-            return start + match.end() - 3  # `f<int>>>>`: the last three
+            return match.end() - 3  # `f<int>>>>`: the last three
     return None
 
 

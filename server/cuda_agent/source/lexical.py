@@ -11,28 +11,27 @@ from dataclasses import dataclass
 
 from cuda_agent.model import Span
 
-# Every branch starts with one of / " ' # so that the regex engine can skip to them.
+# Every branch starts with a literal, one of / " ' #, and no group: the regex engine then skips to them at full speed.
 _NOISE = re.compile(
-    rb"""(?P<line>//(?:[^\n\r\\]+|\\(?:\r\n|[\s\S]|\Z))*)
-    |(?P<block>/\*[\s\S]*?(?:\*/|\Z))
-    |(?P<raw>"(?<=R")(?P<delimiter>[^()\\\s]{0,16})\([\s\S]*?(?:\)(?P=delimiter)"|\Z))
-    |(?P<string>"(?:[^"\\\n\r]+|\\(?:\r\n|[\s\S]|\Z))*(?:"|(?=[\n\r])|\Z))
-    |(?P<char>'(?<![0-9a-fA-F]')(?:[^'\\\n\r]+|\\[^\n\r])*(?:'|(?=[\n\r])|\Z))
-    |(?P<directive>\#(?:[^\n\r\\/]+|\\(?:\r\n|[\s\S]|\Z)|//(?:[^\n\r\\]+|\\(?:\r\n|[\s\S]|\Z))*|/\*[\s\S]*?(?:\*/|\Z)|/)*)
+    rb"""//(?:[^\n\r\\]+|\\(?:\r\n|[\s\S]|\Z))*
+    |/\*[\s\S]*?(?:\*/|\Z)
+    |"(?<=R")(?P<delimiter>[^()\\\s]{0,16})\([\s\S]*?(?:\)(?P=delimiter)"|\Z)
+    |"(?:[^"\\\n\r]+|\\(?:\r\n|[\s\S]|\Z))*(?:"|(?=[\n\r])|\Z)
+    |'(?<![0-9a-fA-F]')(?:[^'\\\n\r]+|\\[^\n\r])*(?:'|(?=[\n\r])|\Z)
+    |\#(?:[^\n\r\\/]+|\\(?:\r\n|[\s\S]|\Z)|//(?:[^\n\r\\]+|\\(?:\r\n|[\s\S]|\Z))*|/\*[\s\S]*?(?:\*/|\Z)|/)*
     """,
     re.VERBOSE,
 )
 _KEYWORD = re.compile(rb"#\s*(\w*)")
 _ZERO = re.compile(rb"#\s*if\s+(?:0|false|FALSE)\s*(?://.*|/\*.*)?$", re.DOTALL)
-_NOT_EOL = re.compile(rb"[^\n\r]")
+_BLANK = bytes(byte if byte in b"\n\r" else 32 for byte in range(256))
+_SEPARATOR = re.compile(rb"[()\[\]{}<>,]")
 _PAIR = {ord("("): re.compile(rb"[()]"), ord("["): re.compile(rb"[\[\]]"), ord("{"): re.compile(rb"[{}]")}
 
 
 def blank(data: bytes) -> bytes:
     """Spaces of the same length; line endings stay."""
-    if b"\n" not in data and b"\r" not in data:
-        return b" " * len(data)
-    return _NOT_EOL.sub(b" ", data)
+    return data.translate(_BLANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,9 @@ def lex(data: bytes) -> Lexed:
     directives: list[Directive] = []
 
     def replace(match: re.Match[bytes]) -> bytes:
-        kind, text = match.lastgroup, match[0]
-        if kind == "directive":
+        text = match[0]
+        first = text[:1]
+        if first == b"#":
             line = data[
                 max(data.rfind(b"\n", 0, match.start()), data.rfind(b"\r", 0, match.start())) + 1 : match.start()
             ]
@@ -77,8 +77,8 @@ def lex(data: bytes) -> Lexed:
                 return text  # a stray # inside a line: not a directive
             keyword = _KEYWORD.match(text)
             directives.append(Directive(keyword[1].decode("ascii", "replace") if keyword else "", Span(*match.span())))
-        elif kind in ("string", "char") and len(text) >= 2 and text[0] == text[-1]:
-            return text[:1] + blank(text[1:-1]) + text[-1:]
+        elif first in b"\"'" and match["delimiter"] is None and len(text) > 1 and text.endswith(first):
+            return first + blank(text[1:-1]) + first
         return blank(text)
 
     code = _NOISE.sub(replace, data)
@@ -140,26 +140,27 @@ def closing(code: bytes, start: int, end: int | None = None) -> int | None:
 
 
 def split_commas(code: bytes, span: Span) -> list[Span]:
-    """Spans between the commas outside any bracket, blanks trimmed; template argument lists are told from comparisons by
-    their closing `>` before any bracket closes."""
+    """Spans between the commas outside any bracket, blanks trimmed; template argument lists are told from comparisons
+    by their closing `>` before any bracket closes."""
     parts: list[Span] = []
     depth = angle = 0
     start = span.start
-    at = span.start
-    while at < span.end:
+    for match in _SEPARATOR.finditer(code, span.start, span.end):
+        at = match.start()
         byte = code[at]
         if byte in b"([{":
             depth += 1
         elif byte in b")]}":
             depth -= 1
-        elif byte == 60 and depth == 0 and _closes_template(code, at, span.end):
+        elif depth:
+            continue
+        elif byte == 60 and _closes_template(code, at, span.end):
             angle += 1
-        elif byte == 62 and depth == 0 and angle:
+        elif byte == 62 and angle:
             angle -= 1
-        elif byte == 44 and depth == 0 and angle == 0:
+        elif byte == 44 and angle == 0:
             parts.append(trim(code, Span(start, at)))
             start = at + 1
-        at += 1
     last = trim(code, Span(start, span.end))
     if parts or last.start < last.end:
         parts.append(last)

@@ -18,14 +18,14 @@ _QUALIFIER = re.compile(
 _RESTRICT_WORD = re.compile(r"\b\w*restrict\w*\b", re.IGNORECASE)
 _NAME = re.compile(rb"([A-Za-z_$\x80-\xff][\w$\x80-\xff]*)\s*(?:\[[^\]]*\]\s*)*\Z")
 _TYPE_WORDS = frozenset(
-    b"void bool char short int long float double signed unsigned const volatile auto struct class enum typename restrict "
-    b"__restrict__ __restrict".split()
+    b"void bool char short int long float double signed unsigned const volatile auto struct class enum typename "
+    b"restrict __restrict__ __restrict".split()
 )
 
 
 def params(document: Document, code: bytes, span: Span, node: Node | None) -> tuple[Param, ...]:
-    """The parameters between the parentheses at `span`. Token scanning decides where each one is; the tree, when it has a
-    declaration there, says which part is the name."""
+    """The parameters between the parentheses at `span`. Token scanning decides where each one is; the tree, when it
+    has a declaration there, says which part is the name."""
     result = []
     declarations = {}
     if node is not None:

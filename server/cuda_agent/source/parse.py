@@ -1,8 +1,8 @@
 """The syntax tree: tree-sitter-cuda over a masked copy of the text.
 
-The grammar does not know macros between `__global__` and a kernel's name, `__restrict`, `__grid_constant__` and a few more.
-They are replaced by spaces of the same length before parsing, so the tree's offsets are the text's. `#if 0` parts are
-comments in all but name and are blanked too. Nothing else is touched: a tree with errors says so.
+The grammar does not know macros between `__global__` and a kernel's name, `__restrict`, `__grid_constant__` and a few
+more. They are replaced by spaces of the same length before parsing, so the tree's offsets are the text's. `#if 0`
+parts are comments in all but name and are blanked too. Nothing else is touched: a tree with errors says so.
 """
 
 from __future__ import annotations

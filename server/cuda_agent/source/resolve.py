@@ -1,7 +1,8 @@
 """Which kernel a launch means, as far as the text of one file tells.
 
-In this order: the name as the scopes around the launch see it, the number of arguments, template or not, and an explicit
-specialisation before its primary template. What is left after that is the answer: several kernels where `#if` picks one.
+In this order: the name as the scopes around the launch see it, the number of arguments, template or not, and an
+explicit specialisation before its primary template. What is left after that is the answer: several kernels where `#if`
+picks one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def _tidy(text: str) -> str:
 
 
 def _by_name(name: str, kernels: Sequence[Kernel], around: tuple[str, ...]) -> list[Kernel]:
-    """Innermost scope first, as C++ looks names up; then any kernel with that last part (using declarations, includes)."""
+    """Innermost scope first, as C++ looks names up; then any kernel with that last part (using declarations,
+    includes)."""
     for depth in range(len(around), -1, -1):
         wanted = "::".join((*around[:depth], name))
         found = [kernel for kernel in kernels if _plain(kernel) == wanted]
@@ -78,7 +80,7 @@ def _plain(kernel: Kernel) -> str:
 
 
 def _special(kernel: Kernel) -> str:
-    head, angle, rest = kernel.qualified_name.partition("<")
+    _, angle, rest = kernel.qualified_name.partition("<")
     return _tidy(rest.rstrip()[:-1]) if angle else ""
 
 

@@ -61,8 +61,8 @@ class Module:
         return self.tree.root_node.has_error
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of that name: qualified, or plain when only one has it; `name@LINE` (1-based) tells overloads apart.
-        Raises SourceError when there is none or several."""
+        """The kernel of that name: qualified, or plain when only one has it; `name@LINE` (1-based) tells overloads
+        apart. Raises SourceError when there is none or several."""
         wanted, _, line = name.partition("@")
         wanted = wanted.strip().removeprefix("::")
         found = [kernel for kernel in self.kernels if kernel.qualified_name == wanted]
@@ -99,8 +99,8 @@ class Module:
         )
 
     def other_uses(self, kernel: Kernel) -> tuple[Span, ...]:
-        """Where the kernel's name stands and is neither a definition, a declaration nor a launch: its address is taken there
-        (cudaLaunchKernel, cudaFuncSetAttribute, a table of functions)."""
+        """Where the kernel's name stands and is neither a definition, a declaration nor a launch: its address is taken
+        there (cudaLaunchKernel, cudaFuncSetAttribute, a table of functions)."""
         taken = [header.name_span for header in self.tree.headers]
         taken += [site.span for site in self.launches]
         word = re.compile(rb"\b" + re.escape(kernel.name.encode()) + rb"\b")
@@ -173,8 +173,8 @@ class Module:
         )
 
     def _definition(self, header: Header) -> tuple[Node | None, bool]:
-        """The function_definition of a header and whether it is damaged. When the whole tree lost it, the definition is parsed
-        alone; when `#if` splits it, with its first branches only, and then it counts as damaged."""
+        """The function_definition of a header and whether it is damaged. When the whole tree lost it, the definition
+        is parsed alone; when `#if` splits it, with its first branches only, and then it counts as damaged."""
         node = _function(self.root, header)
         if node is not None and not node.has_error:
             return node, False
@@ -256,8 +256,8 @@ _last: OrderedDict[str, Tree] = OrderedDict()
 
 @lru_cache(maxsize=64)
 def module(document: Document) -> Module:
-    """The analysed file. Kept for the 64 latest documents; parsed incrementally from the last text of the same path. Never
-    raises on any text."""
+    """The analysed file. Kept for the 64 latest documents; parsed incrementally from the last text of the same path.
+    Never raises on any text."""
     with _lock:
         previous = _last.pop(document.path, None)
     tree = parse(document, previous)

@@ -29,8 +29,8 @@ def text(document: Document, node: Node) -> str:
 def walk(
     node: Node, types: Collection[str] | str | None = None, *, into: Collection[str] | None = None
 ) -> Iterator[Node]:
-    """Every node below and including `node` in text order, only those of `types` when given. Children of a node whose type
-    is in `into` are left out (its own node is not)."""
+    """Every node below and including `node` in text order, only those of `types` when given. Children of a node whose
+    type is in `into` are left out (its own node is not)."""
     wanted = {types} if isinstance(types, str) else types
     stack = [node]
     while stack:
@@ -113,9 +113,9 @@ def base(node: Node) -> Node:
 
 
 def assignments(node: Node, name: str | None = None) -> list[Node]:
-    """Nodes that write: `assignment_expression`, `update_expression` (++/--) and `init_declarator`; with `name`, only those whose
-    target starts from that variable (`x = …`, `x[i] += …`, `*x = …`, `x.y++`, `int x = …`). A call that takes `&x` is not
-    among them: see `calls`."""
+    """Nodes that write: `assignment_expression`, `update_expression` (++/--) and `init_declarator`; with `name`, only
+    those whose target starts from that variable (`x = …`, `x[i] += …`, `*x = …`, `x.y++`, `int x = …`). A call that
+    takes `&x` is not among them: see `calls`."""
     result = []
     for found in walk(node, ("assignment_expression", "update_expression", "init_declarator")):
         if name is None or target_name(found) == name:
@@ -145,7 +145,8 @@ def target_name(assignment: Node) -> str | None:
 
 
 def calls(node: Node, name: str | None = None) -> list[Node]:
-    """`call_expression` nodes, launches included; with `name`, only calls of that function (last part of a qualified name)."""
+    """`call_expression` nodes, launches included; with `name`, only calls of that function (last part of a qualified
+    name)."""
     result = []
     for found in walk(node, "call_expression"):
         if name is None or callee(found) == name:
@@ -168,8 +169,8 @@ def arguments(call: Node) -> list[Node]:
 
 
 def subscripts(node: Node, name: str | None = None) -> list[tuple[Node, Node, Node]]:
-    """(whole, array, index) of every subscript, outer before inner; `a[i][j]` gives (a[i][j], a[i], j) and (a[i], a, i). With `name`,
-    only those whose array starts from that variable."""
+    """(whole, array, index) of every subscript, outer before inner; `a[i][j]` gives (a[i][j], a[i], j) and (a[i], a,
+    i). With `name`, only those whose array starts from that variable."""
     result = []
     for found in walk(node, "subscript_expression"):
         array, index = subscript_parts(found)
