@@ -66,7 +66,15 @@ class DeviceError(CudaAgentError): ...
 class DeviceMissing(DeviceError): ...
 
 
-class WorkerDied(DeviceError): ...
+class WorkerDied(DeviceError):
+    """`step` is the step of the job that ended it, `module` the sha256 of the binary that was running (None: none was),
+    `quarantined` is True when nothing was run because that binary had ended a worker before."""
+
+    def __init__(
+        self, message: str, *, step: int | None = None, module: str | None = None, quarantined: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.step, self.module, self.quarantined = step, module, quarantined
 
 
 class DeadlineExceeded(WorkerDied): ...

@@ -1,0 +1,68 @@
+"""Devices: where kernels run. `open_device` gives one; a job (`jobs.py`) is run by the worker process that owns it.
+
+Importing this package costs nothing: numpy and cupy are loaded by the worker only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cuda_agent.device.client import Device
+from cuda_agent.device.info import GPUS, DeviceInfo
+from cuda_agent.device.jobs import Job
+from cuda_agent.device.quarantine import Quarantine
+from cuda_agent.device.transports import PipeTransport, Transport
+from cuda_agent.errors import DeviceError, UsageError
+
+__all__ = ["Device", "DeviceInfo", "Job", "Probe", "Quarantine", "open_device", "probe"]
+
+_SPEC = re.compile(r"auto|cuda(:\d+)?|emulator(:\w+)?")
+
+
+def open_device(
+    spec: str = "auto", *, transport: Transport | None = None, quarantine: Quarantine | None = None
+) -> Device:
+    """A device, ready: "cuda:N", "emulator", "emulator:GPU" (a key of `info.GPUS`: the limits it takes), or "auto":
+    the first GPU when there is a working one, else the emulator. Raises UsageError, DeviceMissing."""
+    if not _SPEC.fullmatch(spec):
+        raise UsageError(f"there is no device {spec!r}: use auto, cuda:N, emulator or emulator:GPU ({', '.join(GPUS)})")
+    if spec == "auto":
+        from cuda_agent.device import driver
+
+        spec = "cuda:0" if driver.why_not() is None else "emulator"
+    if spec == "cuda":
+        spec = "cuda:0"
+    kind, _, which = spec.partition(":")
+    if kind == "emulator" and which and which not in GPUS:
+        raise UsageError(f"the emulator knows no GPU {which!r}: use one of {', '.join(GPUS)}")
+    return Device(spec, transport or default_transport(spec), quarantine if quarantine is not None else Quarantine())
+
+
+def default_transport(spec: str) -> Transport:
+    return PipeTransport()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One line of `doctor`: a device that can be opened, or why it cannot."""
+
+    spec: str
+    info: DeviceInfo | None
+    reason: str = ""  # empty when it works
+
+
+def probe() -> list[Probe]:
+    """Every device of this machine with its numbers, or the reason why it cannot be used. Starts a worker for each."""
+    from cuda_agent.device import driver
+
+    reason = driver.why_not()
+    specs = [f"cuda:{i}" for i in range(driver.count())] if reason is None else []
+    found = [] if reason is None else [Probe("cuda:0", None, reason)]
+    for spec in [*specs, "emulator"]:
+        try:
+            with open_device(spec) as device:
+                found.append(Probe(spec, device.info))
+        except DeviceError as error:
+            found.append(Probe(spec, None, str(error)))
+    return found

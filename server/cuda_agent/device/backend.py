@@ -1,0 +1,110 @@
+"""What a device must offer so that the interpreter can run jobs on it: memory, modules, launches, and timing where it
+can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cuda_agent.device.info import DeviceInfo
+
+
+class OutOfMemory(Exception):
+    """An allocation did not fit. `asked` and `free` in bytes."""
+
+    def __init__(self, asked: int, free: int) -> None:
+        super().__init__(f"{asked:,} bytes asked, {free:,} free")
+        self.asked, self.free = asked, free
+
+
+class DeviceFault(Exception):
+    """The device reported an error that outlives the launch (an illegal address …): the process must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One buffer of a run, as the kernel may touch it. `known` is False where the bytes were only poisoned (ranges)."""
+
+    address: int
+    size: int
+    unknown: tuple[tuple[int, int], ...] = ()  # byte ranges with no initial value
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One launch. `args` are (offset in the parameter block, relocated bytes)."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    args: tuple[tuple[int, bytes], ...]
+    regions: tuple[Region, ...]
+    trace: bool = False
+
+
+@dataclass(slots=True)
+class Launched:
+    seconds: float
+    traced: dict[str, Any] = field(default_factory=dict)  # traffic, findings, written
+
+
+class Module(Protocol):
+    kernels: Sequence[str]  # mangled names
+
+
+class Prepared(Protocol):
+    """A launch whose arguments are already packed."""
+
+    def __call__(self) -> None: ...
+
+
+class Backend(Protocol):
+    """`xp` is numpy or cupy; every array below is a contiguous uint8 array of it."""
+
+    xp: Any
+    info: DeviceInfo
+
+    def load(self, kind: str, data: bytes) -> Any:
+        """Raises StepFailed when the bytes cannot be loaded here."""
+
+    def alloc(self, size: int) -> Any:
+        """`size` uninitialised bytes, 256-byte aligned. Raises OutOfMemory."""
+
+    def free_memory(self) -> int: ...
+    def address(self, array: Any) -> int: ...
+    def upload(self, array: Any, data: bytes) -> None: ...
+    def download(self, array: Any) -> bytes: ...
+    def symbol(self, module: Any, name: str) -> Any:
+        """The bytes of a __device__ or __constant__ variable, as an array. Raises StepFailed when there is none."""
+
+    def launch(self, module: Any, configuration: Configuration) -> Launched:
+        """Run to the end. Raises StepFailed (refused, unsupported) or DeviceFault."""
+
+    def end_job(self) -> None:
+        """Give freed memory back to the device."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """None where time means nothing."""
+
+
+class Clock(Protocol):
+    """Device-side timing, used by timing.py. Everything is queued in one stream."""
+
+    def prepare(self, module: Any, configuration: Configuration) -> Prepared: ...
+    def flush(self) -> None:
+        """Reset persisting L2 lines and evict L2, so that the next kernel reads memory."""
+
+    def copy(self, to: Any, source: Any) -> None: ...
+    def sample(self, launches: Sequence[Prepared]) -> Sample:
+        """Run the launches back to back; microseconds for one of them, and the SM clock beside it."""
+
+    def synchronize(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    us: float  # one launch
+    clock_mhz: float | None

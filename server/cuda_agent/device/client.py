@@ -1,0 +1,313 @@
+"""The client's side of a device: starts a worker, sends jobs, kills on deadline and on cancel, and blames the right
+binary.
+
+A worker serves many jobs. It is replaced after a fault, a crash, a deadline or a cancel; the next job starts a fresh
+one. No numpy here: the engine may hold a Device without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+from cuda_agent.device import jobs, protocol
+from cuda_agent.device.info import DeviceInfo
+from cuda_agent.device.jobs import Job
+from cuda_agent.device.quarantine import Quarantine
+from cuda_agent.device.transports import Channel, PipeTransport, Transport
+from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
+from cuda_agent.model import Binary, Build
+
+START_S = 60.0  # a first CUDA context on a cold host can take many seconds
+REAP_S = 5.0
+# Ends that are the binary's doing. SIGKILL and SIGTERM from outside (a person, the kernel's out-of-memory killer) are
+# not.
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+
+BlobMap = Mapping[str, "bytes | Callable[[], bytes]"]
+_CLOSED: tuple[dict[str, Any], bytes] = ({"type": "closed"}, b"")
+
+
+class Device:
+    """One device. `run` may be called from any thread, one job at a time; `cancel` from any other thread meanwhile."""
+
+    def __init__(
+        self,
+        spec: str,
+        transport: Transport | None = None,
+        quarantine: Quarantine | None = None,
+        *,
+        start: bool = True,
+    ) -> None:
+        """`spec` is "cuda:N" or "emulator[:gpu]". Raises DeviceMissing when the worker finds no such device."""
+        self.spec = spec
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self._transport = transport or PipeTransport()
+        self._busy = threading.Lock()
+        self._life = threading.Lock()  # guards _channel against cancel and close from other threads
+        self._channel: Channel | None = None
+        self._frames: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+        self._info: DeviceInfo | None = None
+        self._cancelled = threading.Event()
+        self._closed = False
+        self._jobs = 0
+        self.starts = 0  # how many workers this device has had
+        if start:
+            with self._busy:
+                self._ensure()
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def info(self) -> DeviceInfo:
+        if self._info is None:
+            with self._busy:
+                self._ensure()
+        assert self._info is not None
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's, None when none runs."""
+        channel = self._channel
+        return channel.pid if channel is not None else None
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def restart(self) -> None:
+        """End the worker and start a fresh one."""
+        self._end()
+        with self._busy:
+            self._ensure()
+
+    def close(self) -> None:
+        """End the worker. A job in hand raises Cancelled in its thread."""
+        self._closed = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Kill the job in hand (its `run` raises Cancelled) and the worker with it. Returns once the worker is gone."""
+        self._cancelled.set()
+        self._end()
+
+    def _end(self) -> int | None:
+        """Kill and reap; the exit code as the system reports it."""
+        with self._life:
+            channel, self._channel = self._channel, None
+            if channel is None:
+                return None
+            channel.kill()
+            return channel.reap(REAP_S)
+
+    def _ensure(self) -> Channel:
+        """The running worker, started when there is none. The caller holds `_busy`."""
+        if self._closed:
+            raise DeviceError("the device is closed")
+        with self._life:
+            if self._channel is not None and self._channel.reap(0) is None:
+                return self._channel
+            channel = self._channel = self._transport.open(self.spec)
+            frames = self._frames = queue.SimpleQueue()
+            self.starts += 1
+        threading.Thread(target=_pump, args=(channel, frames), name=f"{self.spec}-reader", daemon=True).start()
+        header, _ = self._next(frames, time.monotonic() + START_S) or ({"type": "late"}, b"")
+        if header["type"] == "ready" and header["version"] == protocol.VERSION:
+            self._info = DeviceInfo.from_json(header["info"])
+            return channel
+        tail = channel.stderr_tail()
+        code = self._end()
+        if self._cancelled.is_set():
+            raise Cancelled("stopped while the worker was starting")
+        if header["type"] == "failed":
+            raise (DeviceMissing if header.get("missing") else DeviceError)(header["error"])
+        if header["type"] == "ready":
+            raise DeviceError(f"the worker speaks protocol {header['version']}, this client {protocol.VERSION}")
+        what = "gave no answer" if header["type"] == "late" else f"ended at once ({_end_text(code)})"
+        raise DeviceError(f"the worker of {self.spec} {what}{_tail_text(tail)}")
+
+    @staticmethod
+    def _next(
+        frames: queue.SimpleQueue[tuple[dict[str, Any], bytes]], until: float
+    ) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame that is no heartbeat; None when the time is over."""
+        while True:
+            try:
+                frame = frames.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return None
+            if frame[0]["type"] != "beat":
+                return frame
+
+    # ------------------------------------------------------------ jobs
+
+    def run(self, job: Job, blobs: BlobMap | None = None) -> list[dict[str, Any]]:
+        """The results of the steps, in order; a `fetch` result carries its bytes as `data`.
+
+        Raises WorkerDied (a fault, a crash, or a binary in quarantine), DeadlineExceeded, Unsupported (the device
+        cannot run this kernel), Cancelled, DeviceMissing.
+        """
+        self._refuse_quarantined(job)
+        with self._busy:
+            self._cancelled.clear()
+            channel = self._ensure()
+            return _Conversation(self, channel, self._frames, job, blobs or {}).run()
+
+    def _refuse_quarantined(self, job: Job) -> None:
+        for digest in jobs.module_blobs(job.steps).values():
+            sentence = None if digest in job.trusted else self.quarantine.why(digest, job.deadline_s)
+            if sentence is not None:
+                raise WorkerDied(
+                    f"not run again: this binary ended a worker before ({sentence.reason})",
+                    quarantined=True,
+                    module=digest,
+                )
+
+    def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
+        """The text as a binary for this device: a cubin for its architecture, or the emulator's shared object."""
+        if self.info.kind == "emulator":
+            from cuda_agent.device.emulator import build as emulator
+
+            return emulator.compile(build, text, untrusted=untrusted)
+        from cuda_agent.toolchain import compile as toolchain
+
+        return toolchain.compile(build, text, self.info.arch, kernel, untrusted=untrusted)
+
+
+def _pump(channel: Channel, frames: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+    with contextlib.suppress(protocol.StreamClosed, protocol.TornStream, OSError, ValueError):
+        while True:
+            frames.put(protocol.read_frame(channel.output))
+    frames.put(_CLOSED)
+
+
+class _Conversation:
+    """One job on one worker."""
+
+    def __init__(
+        self,
+        device: Device,
+        channel: Channel,
+        frames: queue.SimpleQueue[tuple[dict[str, Any], bytes]],
+        job: Job,
+        blobs: BlobMap,
+    ) -> None:
+        self.device, self.channel, self.frames, self.job, self.blobs = device, channel, frames, job, blobs
+        self.step = 0
+        self.module: str | None = None
+        self.results: list[dict[str, Any]] = []
+
+    def run(self) -> list[dict[str, Any]]:
+        device = self.device
+        device._jobs += 1
+        try:
+            self._send_blobs()
+            protocol.write_frame(
+                self.channel.input, {"type": "run", "job": device._jobs, "steps": list(self.job.steps)}
+            )
+        except protocol.StreamClosed:
+            self._died({})
+        until = time.monotonic() + self.job.deadline_s
+        while True:
+            frame = device._next(self.frames, until)
+            if frame is None:
+                self._late()
+            header, payload = frame
+            if header["type"] == "at":
+                self.step, self.module = header["step"], header["module"]
+            elif header["type"] == "result":
+                self._result(header, payload)
+            elif header["type"] == "done":
+                if self.results and self.results[-1].get("unsupported"):
+                    raise Unsupported(self.results[-1]["error"])
+                return self.results
+            elif header["type"] in ("dying", "closed"):
+                self._died(header)
+
+    def _send_blobs(self) -> None:
+        names = jobs.blob_names(self.job.steps)
+        if not names:
+            return
+        protocol.write_frame(self.channel.input, {"type": "have", "names": names})
+        frame = self.device._next(self.frames, time.monotonic() + START_S)
+        if frame is None or frame[0]["type"] != "need":
+            self._died(frame[0] if frame else {})
+        for name in frame[0]["names"]:
+            try:
+                data = self.blobs[name]
+            except KeyError:
+                raise DeviceError(f"the job names blob {name[:12]}…, and nobody has it") from None
+            protocol.write_frame(self.channel.input, {"type": "put", "name": name}, data() if callable(data) else data)
+
+    def _result(self, header: dict[str, Any], payload: bytes) -> None:
+        result = header["result"]
+        if self.job.steps[header["step"]]["op"] == "fetch" and result["ok"]:
+            result["data"] = payload
+        self.results.append(result)
+        self.step, self.module = header["step"] + 1, None
+
+    def _where(self) -> str:
+        step = self.job.steps[self.step] if self.step < len(self.job.steps) else {"op": "end"}
+        side = step.get("kernel") or step.get("run") or ""
+        tag = f" of {self.job.tag}" if self.job.tag else ""
+        return f"step {self.step} ({' '.join(x for x in (step['op'], side) if x)}){tag}"
+
+    def _late(self) -> NoReturn:
+        self.device._end()
+        reason = f"ran past its deadline of {self.job.deadline_s:g} s in {self._where()}"
+        self._quarantine(reason, self.job.deadline_s)
+        raise DeadlineExceeded(f"the job {reason}; its worker was killed", step=self.step, module=self.module)
+
+    def _died(self, header: dict[str, Any]) -> NoReturn:
+        """The worker is gone, or says that it is going."""
+        tail = self.channel.stderr_tail()
+        cancelled = self.device._cancelled.is_set()
+        code = self.device._end() if header.get("type") == "dying" else self._reap()
+        tail = self.channel.stderr_tail() or tail
+        if cancelled or self.device._cancelled.is_set():
+            raise Cancelled("the job was stopped and its worker killed")
+        if header.get("type") == "dying":
+            self.step, self.module = header["step"], header["module"]
+            reason = f"{header['error']} in {self._where()}"
+        else:
+            reason = f"{_end_text(code)} in {self._where()}"
+        if header.get("type") == "dying" or (code is not None and code < 0 and -code in _CRASHES):
+            self._quarantine(reason, None)
+        raise WorkerDied(f"the worker died: {reason}{_tail_text(tail)}", step=self.step, module=self.module)
+
+    def _reap(self) -> int | None:
+        """The process ended by itself: let it be reaped before anything is signalled, to learn its own end."""
+        code = self.channel.reap(1.0)
+        self.device._end()
+        return code
+
+    def _quarantine(self, reason: str, deadline_s: float | None) -> None:
+        if self.module is not None and self.module not in self.job.trusted:
+            self.device.quarantine.add(self.module, reason, deadline_s)
+
+
+def _end_text(code: int | None) -> str:
+    if code is None:
+        return "killed"
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit code {code}"
+
+
+def _tail_text(tail: list[str]) -> str:
+    lines = [line for line in tail if line.strip()][-4:]
+    return f"; it said: {' | '.join(lines)}" if lines else ""

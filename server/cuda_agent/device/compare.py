@@ -1,0 +1,281 @@
+"""How two buffers differ, element by element, on whichever device they live (xp = numpy or cupy).
+
+Work goes in chunks, so that a comparison needs little memory beside the buffers. `a` is the reference (expected), `b`
+is under test. Equality is of bits: -0 differs from +0, and a NaN equals only the same NaN. Distances are over
+elements finite on both sides:
+
+    max_abs  max |a - b|                 max_rel  max |a - b| / max(|a|, |b|)
+    rel_l2   ||a - b|| / ||a||           max_ulp  representable numbers between a and b
+    nan_mismatch  elements where one side is NaN or an infinity and the other is not the same
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+CHUNK = 1 << 23  # elements
+
+# dtype name → (bytes an element, kind). "x" compares bits only.
+DTYPES: dict[str, tuple[int, str]] = {
+    "f64": (8, "f"),
+    "f32": (4, "f"),
+    "f16": (2, "f"),
+    "bf16": (2, "f"),
+    "i8": (1, "i"),
+    "i16": (2, "i"),
+    "i32": (4, "i"),
+    "i64": (8, "i"),
+    "u8": (1, "u"),
+    "u16": (2, "u"),
+    "u32": (4, "u"),
+    "u64": (8, "u"),
+    "bool": (1, "u"),
+    "bytes": (1, "u"),
+}
+_NUMPY = {"f64": "float64", "f32": "float32", "f16": "float16", "bool": "uint8", "bytes": "uint8"}
+
+
+def numpy_dtype(dtype: str) -> str:
+    """The numpy type that holds the element's bits or value (bf16 as uint16)."""
+    if dtype == "bf16":
+        return "uint16"
+    return _NUMPY.get(dtype) or {"i": "int", "u": "uint"}[dtype[0]] + dtype[1:]
+
+
+def elements(xp: Any, data: Any, dtype: str) -> Any:
+    """uint8 bytes as elements; copies where the address is not aligned to the element (a shifted buffer)."""
+    size = DTYPES[dtype][0]
+    whole = data[: data.size // size * size]
+    pointer = whole.data.ptr if hasattr(whole.data, "ptr") else whole.ctypes.data
+    if pointer % size:
+        whole = xp.array(whole, copy=True)
+    return whole.view(numpy_dtype(dtype))
+
+
+def values(xp: Any, array: Any, dtype: str) -> Any:
+    """Elements as float64; exact for every type but 64-bit integers (those are only reported, never judged, as
+    floats)."""
+    if dtype == "bf16":
+        array = (array.astype(xp.uint32) << 16).view(xp.float32)
+    return array.astype(xp.float64)
+
+
+def ordered(xp: Any, array: Any, dtype: str) -> Any:
+    """Float bits as unsigned 64-bit integers in the order of the numbers, so that a difference counts representable
+    steps."""
+    bits_of = 8 * DTYPES[dtype][0]
+    bits = array.view(f"uint{bits_of}").astype(xp.uint64)
+    sign = xp.uint64(1 << (bits_of - 1))
+    everything = xp.uint64((1 << bits_of) - 1)
+    return xp.where((bits & sign) != 0, bits ^ everything, bits | sign)
+
+
+def python_value(array: Any, index: int, dtype: str, xp: Any) -> float | int | str:
+    """One element for a sentence: a number, or "nan", "inf", "-inf"."""
+    item = array[index : index + 1]
+    if DTYPES[dtype][1] != "f":
+        return int(item[0])
+    value = float(values(xp, item, dtype)[0])
+    return value if math.isfinite(value) else str(value)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals over chunks of one buffer."""
+
+    dtype: str
+    compared: int = 0
+    differing: int = 0
+    outside: int = 0
+    nan_mismatch: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    max_ulp: int = 0
+    squares: float = 0.0  # of a - b
+    norm: float = 0.0  # of a, squared
+    worst: dict[str, Any] | None = None
+    worst_size: float = -1.0
+    first: dict[str, Any] | None = None
+    first_outside: dict[str, Any] | None = None
+    tail: int = 0  # bytes beyond the last whole element that differ
+
+    def result(self, tolerance: bool) -> dict[str, Any]:
+        out = {
+            "dtype": self.dtype,
+            "equal": self.differing == 0 and self.tail == 0,
+            "compared": self.compared,
+            "differing": self.differing + (1 if self.tail else 0),
+            "max_abs": self.max_abs,
+            "max_rel": self.max_rel,
+            "max_ulp": self.max_ulp,
+            "rel_l2": math.sqrt(self.squares / self.norm) if self.norm > 0 else (1.0 if self.squares > 0 else 0.0),
+            "nan_mismatch": self.nan_mismatch,
+            "worst": self.worst,
+            "first": self.first_outside if tolerance and self.first_outside else self.first,
+        }
+        if tolerance:
+            out["outside"] = self.outside + (1 if self.tail else 0)
+            out["within"] = out["outside"] == 0
+        return out
+
+
+def compare(
+    xp: Any,
+    a: Any,
+    b: Any,
+    dtype: str,
+    *,
+    selected: Any | None = None,
+    tolerance: Mapping[str, float] | None = None,
+    chunk: int = CHUNK,
+) -> dict[str, Any]:
+    """Compare uint8 arrays of equal size. `selected` is a bool per element (None: all). `tolerance` may hold abs,
+    rel, scaled and ulp: a float element is within when |a - b| <= abs + rel*|a| + scaled*max|a|, or is at most `ulp`
+    steps away; a NaN or infinity must be matched by the same. Integers are within only when equal."""
+    if dtype not in DTYPES:
+        dtype = "bytes"
+    ea, eb = elements(xp, a, dtype), elements(xp, b, dtype)
+    tally = Tally(dtype)
+    limit = _scale(xp, ea, dtype, tolerance, chunk) if tolerance and DTYPES[dtype][1] == "f" else 0.0
+    parts = [slice(start, min(start + chunk, ea.size)) for start in range(0, ea.size, chunk)]
+    with numpy.errstate(all="ignore"):  # infinities and signalling NaNs are data here
+        for part in parts:
+            _add(xp, tally, ea[part], eb[part], part.start, _of(selected, part), tolerance, limit)
+        if tally.differing:
+            tally.norm = sum(_square(xp, ea[part], dtype, _of(selected, part)) for part in parts)
+    rest = ea.size * DTYPES[dtype][0]
+    if rest < a.size and selected is None:
+        tally.tail = int(xp.count_nonzero(a[rest:] != b[rest:]))
+        if tally.tail and tally.first is None:
+            tally.first = {"index": int(ea.size), "expected": a[rest:].tolist(), "got": b[rest:].tolist()}
+    return tally.result(tolerance is not None)
+
+
+def _of(selected: Any | None, part: slice) -> Any | None:
+    return None if selected is None else selected[part]
+
+
+def _square(xp: Any, array: Any, dtype: str, selected: Any | None) -> float:
+    v = values(xp, array, dtype)
+    keep = xp.isfinite(v) if selected is None else xp.isfinite(v) & selected
+    return float(xp.sum(xp.where(keep, v, 0.0) ** 2))
+
+
+def _scale(xp: Any, array: Any, dtype: str, tolerance: Mapping[str, float], chunk: int) -> float:
+    """scaled * max|a| over the finite elements."""
+    if not tolerance.get("scaled"):
+        return 0.0
+    top = 0.0
+    for start in range(0, array.size, chunk):
+        v = xp.abs(values(xp, array[start : start + chunk], dtype))
+        top = max(top, float(xp.where(xp.isfinite(v), v, 0.0).max()))
+    return tolerance["scaled"] * top
+
+
+def _add(
+    xp: Any,
+    t: Tally,
+    a: Any,
+    b: Any,
+    start: int,
+    selected: Any | None,
+    tolerance: Mapping[str, float] | None,
+    limit: float,
+) -> None:
+    bits = f"uint{8 * DTYPES[t.dtype][0]}"
+    differs = a.view(bits) != b.view(bits)
+    if selected is not None:
+        differs &= selected
+    t.compared += int(a.size if selected is None else xp.count_nonzero(selected))
+    count = int(xp.count_nonzero(differs))
+    if count == 0:
+        return
+    t.differing += count
+    where = xp.flatnonzero(differs)
+    da, db = a[where], b[where]
+    if t.first is None:
+        t.first = _element(xp, da, db, where, 0, start, t.dtype)
+    if DTYPES[t.dtype][1] == "f":
+        _add_floats(xp, t, da, db, where, start, tolerance, limit)
+    else:
+        _add_integers(xp, t, da, db, where, start)
+
+
+def _add_floats(
+    xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int, tolerance: Mapping[str, float] | None, limit: float
+) -> None:
+    va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
+    finite = xp.isfinite(va) & xp.isfinite(vb)
+    same = (va == vb) | (xp.isnan(va) & xp.isnan(vb))  # zeros of both signs, NaNs of any payload
+    t.nan_mismatch += int(xp.count_nonzero(~finite & ~same))
+    difference = xp.where(finite, xp.abs(va - vb), 0.0)
+    larger = xp.maximum(xp.abs(va), xp.abs(vb))
+    relative = xp.where(finite & (larger > 0), difference / xp.where(larger > 0, larger, 1.0), 0.0)
+    oa, ob = ordered(xp, a, t.dtype), ordered(xp, b, t.dtype)
+    steps = xp.where(finite, xp.maximum(oa, ob) - xp.minimum(oa, ob), xp.uint64(0))
+    t.max_abs = max(t.max_abs, float(difference.max()))
+    t.max_rel = max(t.max_rel, float(relative.max()))
+    t.max_ulp = max(t.max_ulp, int(steps.max()))
+    t.squares += float(xp.sum(difference**2))
+    # A misplaced NaN is worse than any distance.
+    badness = xp.where(~finite & ~same, xp.inf, difference)
+    _keep_worst(xp, t, a, b, where, start, badness)
+    if tolerance is not None:
+        allowed = tolerance.get("abs", 0.0) + tolerance.get("rel", 0.0) * xp.abs(va) + limit
+        ok = same | (finite & ((difference <= allowed) | (steps <= xp.uint64(int(tolerance.get("ulp", 0))))))
+        outside = xp.flatnonzero(~ok)
+        t.outside += int(outside.size)
+        if outside.size and t.first_outside is None:
+            t.first_outside = _element(xp, a, b, where, int(outside[0]), start, t.dtype)
+
+
+def _add_integers(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int) -> None:
+    unsigned = xp.where(a > b, a, b).astype(xp.uint64) - xp.where(a > b, b, a).astype(
+        xp.uint64
+    )  # wraps right for signed
+    va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
+    larger = xp.maximum(xp.abs(va), xp.abs(vb))
+    t.max_abs = max(t.max_abs, float(unsigned.max()))
+    t.max_rel = max(t.max_rel, float((unsigned.astype(xp.float64) / xp.where(larger > 0, larger, 1.0)).max()))
+    t.outside += int(a.size)
+    t.squares += float(xp.sum(unsigned.astype(xp.float64) ** 2))
+    if t.first_outside is None:
+        t.first_outside = t.first
+    _keep_worst(xp, t, a, b, where, start, unsigned.astype(xp.float64))
+
+
+def _keep_worst(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int, badness: Any) -> None:
+    at = int(xp.argmax(badness))
+    size = float(badness[at])
+    if size > t.worst_size:
+        t.worst_size, t.worst = size, _element(xp, a, b, where, at, start, t.dtype)
+
+
+def _element(xp: Any, a: Any, b: Any, where: Any, at: int, start: int, dtype: str) -> dict[str, Any]:
+    return {
+        "index": start + int(where[at]),
+        "expected": python_value(a, at, dtype, xp),
+        "got": python_value(b, at, dtype, xp),
+    }
+
+
+def select(
+    xp: Any, size: int, dtype: str, ranges: Sequence[Sequence[int]] | None, mask: Any | None, invert: bool
+) -> Any | None:
+    """Which elements to compare: those that touch a byte of `ranges` and of `mask` (a bool per byte); `invert` takes
+    the others. None means all."""
+    if ranges is None and mask is None:
+        return None
+    width = DTYPES.get(dtype, (1, "u"))[0]
+    chosen = xp.zeros(size, dtype=bool) if ranges is not None else xp.ones(size, dtype=bool)
+    for low, high in ranges or ():
+        chosen[low:high] = True
+    if mask is not None:
+        chosen &= mask
+    per_element = chosen[: size // width * width].reshape(-1, width).any(axis=1)
+    return ~per_element if invert else per_element

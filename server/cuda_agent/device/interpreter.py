@@ -1,0 +1,382 @@
+"""Runs the steps of a job on a backend; the same code for cupy and numpy arrays of bytes.
+
+A run is what one launch left: its buffers, each in an allocation of its own between two canaries,
+
+    | canary | shift | buffer bytes | canary |
+
+filled with words that are NaN as f16 (high half), f32 and f64 and negative as integers, and that differ from word to
+word, so that a write beside the buffer is seen and a read beside it shows in the result. Runs stay until the job ends
+(or `free`), so no launch gets memory where an earlier launch left its answer; freed memory is scrubbed first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time as clock_time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cuda_agent.device import compare as numeric
+from cuda_agent.device.backend import Backend, Configuration, OutOfMemory, Region
+from cuda_agent.device.jobs import StepFailed, relocate
+
+ALIGN = 256  # what cudaMalloc promises
+PRISTINE_SHARE = 0.25  # of free memory: initial bytes kept on the device between the steps of a job
+
+
+class BlobCache(Protocol):
+    def __getitem__(self, name: str) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Placed:
+    """One buffer of a run: `whole` holds canaries and data, `data` is a view."""
+
+    whole: Any
+    data: Any
+    left: int  # bytes before the data
+    init: Mapping[str, Any]
+    poison: Sequence[Sequence[Any]]
+
+
+@dataclass(slots=True)
+class Run:
+    buffers: list[Placed]
+    symbols: list[tuple[str, Any]] = field(default_factory=list)  # __device__ variables as the launch left them
+    masks: dict[str, list[Any]] = field(default_factory=dict)
+
+    def array(self, number: int) -> Any:
+        """Buffers come first, then the globals of the launch, in order."""
+        if 0 <= number < len(self.buffers):
+            return self.buffers[number].data
+        if 0 <= number - len(self.buffers) < len(self.symbols):
+            return self.symbols[number - len(self.buffers)][1]
+        raise StepFailed(f"the run has no buffer {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    result: dict[str, Any]
+    payload: bytes = b""
+
+
+class Interpreter:
+    """One per worker; `begin` and `end` bracket a job. `at` is told which binary is about to run."""
+
+    def __init__(self, backend: Backend, blobs: BlobCache, at: Callable[[str | None], None] = lambda _: None) -> None:
+        self.backend = backend
+        self.xp = backend.xp
+        self.blobs = blobs
+        self.at = at
+        self.modules: dict[str, Any] = {}
+        self.digests: dict[str, str] = {}  # module name → sha256 of its binary
+        self.runs: dict[str, Run] = {}
+        self._loaded: dict[str, Any] = {}  # binaries loaded in this job, by sha256
+        self._pristine: dict[tuple[str, ...], Any] = {}
+        self._pristine_bytes = 0
+
+    # ------------------------------------------------------------ jobs
+
+    def end(self) -> None:
+        """Drop everything that belongs to the job."""
+        for name in list(self.runs):
+            self._scrub(self.runs.pop(name))
+        self.modules.clear()
+        self.digests.clear()
+        self._loaded.clear()
+        self._pristine.clear()
+        self._pristine_bytes = 0
+        self.backend.end_job()
+
+    def step(self, step: Mapping[str, Any]) -> Reply:
+        """Do one step. A step that cannot be done answers {"ok": false}; DeviceFault goes through."""
+        handler = getattr(self, f"_op_{step.get('op')}", None)
+        try:
+            if handler is None:
+                raise StepFailed(f"this worker knows no step {step.get('op')!r}; it may be of another version")
+            reply: Reply = handler(step)
+            return Reply({"ok": True, **reply.result}, reply.payload)
+        except OutOfMemory as error:
+            return Reply(
+                {"ok": False, "out_of_memory": True, "error": f"out of device memory in {step['op']}: {error}"}
+            )
+        except StepFailed as error:
+            failure = {"ok": False, "error": error.sentence, **error.data}
+            return Reply({**failure, "unsupported": True} if error.unsupported else failure)
+        except KeyError as error:
+            return Reply({"ok": False, "error": f"step {step['op']} lacks the field or names nothing known: {error}"})
+
+    # ------------------------------------------------------------ memory
+
+    def bytes_of(self, init: Mapping[str, Any]) -> bytes:
+        return b"".join(self.blobs[name] for name in init["blobs"])
+
+    def fill(self, target: Any, init: Mapping[str, Any]) -> None:
+        """Put the initial bytes into `target` (uint8, exactly the buffer)."""
+        if "blobs" in init:
+            self._fill_blobs(target, tuple(init["blobs"]))
+        elif "fill" in init:
+            self.pattern(target, bytes.fromhex(init["fill"]), 0)
+        elif "run" in init:
+            source = self.run(init["run"]).array(init["buffer"])
+            if source.size != target.size:
+                raise StepFailed(
+                    f"run {init['run']} buffer {init['buffer']} has {source.size} bytes, not {target.size}"
+                )
+            target[:] = source
+        else:
+            raise StepFailed("a buffer's init must be blobs, run or fill")
+
+    def _fill_blobs(self, target: Any, names: tuple[str, ...]) -> None:
+        """From the copy kept on the device when there is one: the same inputs are used by most launches of a job."""
+        kept = self._pristine.get(names)
+        if kept is None:
+            data = self.bytes_of({"blobs": names})
+            if len(data) != target.size:
+                raise StepFailed(f"the recorded bytes are {len(data)}, the buffer has {target.size}")
+            self.backend.upload(target, data)
+            if self._pristine_bytes + target.size <= PRISTINE_SHARE * self.backend.free_memory():
+                self._pristine[names] = kept = self.backend.alloc(target.size)
+                kept[:] = target
+                self._pristine_bytes += int(target.size)
+        elif kept.size != target.size:
+            raise StepFailed(f"the recorded bytes are {kept.size}, the buffer has {target.size}")
+        else:
+            target[:] = kept
+
+    def pattern(self, target: Any, pattern: bytes, start: int) -> None:
+        """Repeat `pattern` over `target`, as if it began at byte `start` of the buffer."""
+        if not pattern:
+            raise StepFailed("an empty fill pattern")
+        if target.size == 0:
+            return
+        turned = pattern[start % len(pattern) :] + pattern[: start % len(pattern)]
+        unit = self.xp.asarray(bytearray(turned), dtype=self.xp.uint8) if len(set(turned)) > 1 else None
+        if unit is None:
+            target[:] = turned[0]
+            return
+        repeats = target.size // unit.size
+        if repeats:
+            target[: repeats * unit.size].reshape(repeats, unit.size)[:] = unit
+        target[repeats * unit.size :] = unit[: target.size - repeats * unit.size]
+
+    def poison(self, target: Any, poison: Sequence[Sequence[Any]]) -> None:
+        """Ranges are (start, end, hex); a range's pattern begins at its start."""
+        for start, end, pattern in poison:
+            self.pattern(target[start:end], bytes.fromhex(pattern), 0)
+
+    def canary(self, size: int) -> Any:
+        """`size` bytes of words 0xFFFC0000 | hash(i): NaN in every float type, negative as an int, each one
+        different."""
+        i = self.xp.arange((size + 3) // 4, dtype=self.xp.uint32)
+        words = (i * self.xp.uint32(2654435761) >> self.xp.uint32(14)) | self.xp.uint32(0xFFFC0000)
+        return words.view(self.xp.uint8)[:size]
+
+    def place(self, spec: Mapping[str, Any], canary: int, shift: int) -> Placed:
+        size = int(spec["size"])
+        left = -(-canary // ALIGN) * ALIGN + shift
+        whole = self.backend.alloc(left + size + canary)
+        whole[:left] = self.canary(left)
+        whole[left + size :] = self.canary(canary)
+        placed = Placed(whole, whole[left : left + size], left, spec["init"], spec.get("poison", ()))
+        if "run" in placed.init:  # its bytes may change later: keep them for `changed`
+            kept = self.backend.alloc(size)
+            self.fill(kept, placed.init)
+            placed.init = {"array": kept}
+            placed.data[:] = kept
+        else:
+            self.fill(placed.data, placed.init)
+        self.poison(placed.data, placed.poison)
+        return placed
+
+    def initial(self, placed: Placed) -> Any:
+        """The buffer's bytes before the launch, made again."""
+        fresh = self.backend.alloc(int(placed.data.size))
+        if "array" in placed.init:
+            fresh[:] = placed.init["array"]
+        else:
+            self.fill(fresh, placed.init)
+        self.poison(fresh, placed.poison)
+        return fresh
+
+    def _scrub(self, run: Run) -> None:
+        for placed in run.buffers:
+            placed.whole[:] = 0xFF
+
+    # ------------------------------------------------------------ names
+
+    def run(self, name: str) -> Run:
+        if name not in self.runs:
+            raise StepFailed(f"there is no run {name!r}: its launch failed or was never asked for")
+        return self.runs[name]
+
+    def module(self, name: str) -> Any:
+        if name not in self.modules:
+            raise StepFailed(f"there is no module {name!r}: its load failed or was never asked for")
+        return self.modules[name]
+
+    def configuration(self, step: Mapping[str, Any], addresses: Sequence[int], trace: bool = False) -> Configuration:
+        args = tuple(
+            (int(a["offset"]), relocate(bytes.fromhex(a["hex"]), a.get("pointers", ()), addresses))
+            for a in step["args"]
+        )
+        regions = tuple(
+            Region(address, int(spec["size"]), tuple((int(s), int(e)) for s, e, _ in spec.get("poison", ())))
+            for address, spec in zip(addresses, step["buffers"], strict=True)
+        )
+        return Configuration(
+            kernel=step["kernel"],
+            grid=_dim3(step["grid"]),
+            block=_dim3(step["block"]),
+            shared=int(step.get("shared", 0)),
+            args=args,
+            regions=regions,
+            trace=trace,
+        )
+
+    def set_globals(self, step: Mapping[str, Any]) -> None:
+        for symbol, init in step.get("globals", ()):
+            self.fill(self.backend.symbol(self.module(step["module"]), symbol), init)
+
+    # ------------------------------------------------------------ steps
+
+    def _op_load(self, step: Mapping[str, Any]) -> Reply:
+        digest = step["blob"]
+        if digest not in self._loaded:
+            self.at(digest)
+            self._loaded[digest] = self.backend.load(step["kind"], self.blobs[digest])
+        module = self._loaded[digest]
+        self.modules[step["module"]] = module
+        self.digests[step["module"]] = digest
+        return Reply({"kernels": list(module.kernels)})
+
+    def _op_launch(self, step: Mapping[str, Any]) -> Reply:
+        module = self.module(step["module"])
+        canary = int(step.get("canary", 4096))
+        shift = int(step.get("shift", 0))
+        placed = [self.place(spec, canary, shift) for spec in step["buffers"]]
+        self.set_globals(step)
+        addresses = [self.backend.address(p.data) for p in placed]
+        self.at(self.digests[step["module"]])
+        launched = self.backend.launch(module, self.configuration(step, addresses, bool(step.get("trace"))))
+        self.at(None)
+        run = Run(placed)
+        for symbol, _ in step.get("globals", ()):
+            run.symbols.append((symbol, self._copy(self.backend.symbol(module, symbol))))
+        self.runs[step["run"]] = run
+        return Reply({"canaries": self.damage(run), "seconds": launched.seconds, **launched.traced})
+
+    def _copy(self, array: Any) -> Any:
+        kept = self.backend.alloc(int(array.size))
+        kept[:] = array
+        return kept
+
+    def damage(self, run: Run) -> list[dict[str, Any]]:
+        """Canary bytes that changed: `at` counts from the buffer's first byte (negative before it), `was` is what
+        lies there."""
+        found = []
+        for number, placed in enumerate(run.buffers):
+            end = placed.left + int(placed.data.size)
+            for side, start, stop in (("before", 0, placed.left), ("after", end, int(placed.whole.size))):
+                now = placed.whole[start:stop]
+                bad = self.xp.flatnonzero(now != self.canary(stop - start))
+                if bad.size:
+                    # nearest to the buffer: the last one before it, the first one after it
+                    at = int(bad[-1] if side == "before" else bad[0])
+                    was = self.backend.download(self.xp.array(now[at : at + 8])).hex()
+                    position = start + at - placed.left
+                    found.append({"buffer": number, "side": side, "at": position, "was": was, "bytes": int(bad.size)})
+        return found
+
+    def _op_compare(self, step: Mapping[str, Any]) -> Reply:
+        expected, got = self.run(step["a"]), self.run(step["b"])
+        return Reply({"buffers": [self.compare_one(expected, got, entry, step) for entry in step["buffers"]]})
+
+    def compare_one(self, a: Run, b: Run, entry: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+        number, dtype = int(entry["buffer"]), entry.get("dtype", "bytes")
+        got = b.array(number)
+        if "expected" in entry:
+            expected = self.backend.alloc(int(got.size))
+            self.fill(expected, entry["expected"])
+        else:
+            expected = a.array(number)
+        if expected.size != got.size:
+            raise StepFailed(f"buffer {number} has {expected.size} bytes in one run and {got.size} in the other")
+        mask = None
+        if entry.get("mask") is not None:
+            mask = self.mask_of(a, entry["mask"], number)
+        selected = numeric.select(self.xp, int(got.size), dtype, entry.get("ranges"), mask, bool(entry.get("invert")))
+        tolerance = entry.get("tolerance", step.get("tolerance"))
+        result = numeric.compare(self.xp, expected, got, dtype, selected=selected, tolerance=tolerance)
+        return {"buffer": number, **result}
+
+    def mask_of(self, first: Run, name: str, number: int) -> Any:
+        """The bool-per-byte mask of that name, of `first` when it has one, else of whichever run keeps it."""
+        for run in (first, *self.runs.values()):
+            if name in run.masks and number < len(run.masks[name]):
+                return run.masks[name][number]
+        raise StepFailed(f"there is no mask {name!r} for buffer {number}")
+
+    def _op_changed(self, step: Mapping[str, Any]) -> Reply:
+        run = self.run(step["run"])
+        masks = [placed.data != self.initial(placed) for placed in run.buffers]
+        return self._keep_masks(step, run, masks)
+
+    def _op_unpoisoned(self, step: Mapping[str, Any]) -> Reply:
+        """Where a poisoned byte no longer holds its poison. Bytes that were never poisoned are not in the mask."""
+        run = self.run(step["run"])
+        masks = []
+        for placed in run.buffers:
+            poisoned = self.xp.zeros(int(placed.data.size), dtype=bool)
+            for start, end, _ in placed.poison:
+                poisoned[start:end] = True
+            masks.append((placed.data != self.initial(placed)) & poisoned)
+        return self._keep_masks(step, run, masks)
+
+    def _keep_masks(self, step: Mapping[str, Any], run: Run, masks: list[Any]) -> Reply:
+        """`join` ("or", "and") combines with the mask of that name, also one that another run keeps."""
+        name = step.get("mask")
+        if step.get("join") and name is not None:
+            old = next((r.masks[name] for r in self.runs.values() if name in r.masks), None)
+            if old is not None and [m.size for m in old] == [m.size for m in masks]:
+                masks = [m | o if step["join"] == "or" else m & o for m, o in zip(masks, old, strict=True)]
+        if name is not None:
+            for other in self.runs.values():
+                other.masks.pop(name, None)
+            run.masks[name] = masks
+        return Reply({"buffers": [self._extent(i, mask) for i, mask in enumerate(masks)]})
+
+    def _extent(self, number: int, mask: Any) -> dict[str, Any]:
+        where = self.xp.flatnonzero(mask)
+        extent = {"buffer": number, "bytes": int(where.size)}
+        return {**extent, "first": int(where[0]), "last": int(where[-1])} if where.size else extent
+
+    def _op_hash(self, step: Mapping[str, Any]) -> Reply:
+        run = self.run(step["run"])
+        digests = [hashlib.sha256(self.backend.download(p.data)).hexdigest() for p in run.buffers]
+        symbols = {name: hashlib.sha256(self.backend.download(array)).hexdigest() for name, array in run.symbols}
+        return Reply({"buffers": digests, "globals": symbols})
+
+    def _op_fetch(self, step: Mapping[str, Any]) -> Reply:
+        array = self.run(step["run"]).array(int(step["buffer"]))
+        end = step.get("end")
+        part = array[int(step.get("start") or 0) : int(array.size if end is None else end)]
+        return Reply({"size": int(part.size)}, self.backend.download(part))
+
+    def _op_free(self, step: Mapping[str, Any]) -> Reply:
+        self._scrub(self.run(step["run"]))
+        del self.runs[step["run"]]
+        return Reply({})
+
+    def _op_time(self, step: Mapping[str, Any]) -> Reply:
+        from cuda_agent.device import timing
+
+        if self.backend.clock is None:
+            raise StepFailed("the emulator does not measure time")
+        return Reply(timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run())
+
+
+def _dim3(value: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (int(v) for v in value)
+    return x, y, z

@@ -1,0 +1,268 @@
+"""The `time` step: two launches, A and B, in one process on one GPU, in fair order, on fresh and cold data.
+
+A round is A B B A or B A A B, drawn from the seed. Each sample, outside the timed window: takes the next of K
+complete sets of buffers (other addresses, other lines), restores what launches write from pristine copies, sets
+globals, resets persisting lines and evicts L2. Kernels shorter than `min_us` are timed in batches, one buffer set for
+each launch of a batch, so that no launch sees data that an earlier one of the batch left. Outputs of random timed
+samples are compared with the reference run. Raw samples go back; statistics are the judge's.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuda_agent.device import compare as numeric
+from cuda_agent.device.backend import Clock, OutOfMemory, Prepared
+from cuda_agent.device.jobs import StepFailed
+
+ALIGN = 256
+MEMORY_SHARE = 0.5  # of what is free when timing starts
+MAX_SETS = 256
+MAX_BATCH = 128
+CHECK_SHARE = 0.25  # of rounds have one sample's output compared
+WARM_SAMPLES = 7
+MIN_ROUNDS = 3
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the two launches with its arguments packed for every buffer set."""
+
+    name: str
+    step: Mapping[str, Any]
+    module: Any
+    digest: str
+    launches: list[Prepared] = field(default_factory=list)
+    sets: list[list[Any]] = field(default_factory=list)
+    pristine: list[Any] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)  # buffers that the launch changes
+    symbols: list[tuple[Any, Any]] = field(default_factory=list)  # (variable in the module, its bytes)
+
+
+class Timer:
+    def __init__(self, interpreter: Any, clock: Clock, step: Mapping[str, Any], now: Callable[[], float]) -> None:
+        self.interpreter = interpreter
+        self.backend = interpreter.backend
+        self.clock = clock
+        self.step = step
+        self.now = now
+        self.cold = bool(step.get("cold", True))
+        self.min_us = float(step.get("min_us", 20.0))
+        self.seed = int(step.get("seed", 0))
+        self.random = random.Random(self.seed)
+        self.checks: list[dict[str, Any]] = []
+        self.check = step.get("check")
+
+    # ------------------------------------------------------------ whole
+
+    def run(self) -> dict[str, Any]:
+        started = self.now()
+        a, b = self._side("a"), self._side("b")
+        sets = self._make_sets(a, b)
+        self._find_written(a, b)
+        batch = self._batch(a, b, sets)
+        samples, order, rounds = self._rounds(a, b, batch, sets, started)
+        warm = self._warm(a, b, batch)
+        self.interpreter.at(None)
+        return {
+            "samples": samples,
+            "order": order,
+            "rounds": rounds,
+            "batch": batch,
+            "sets": sets,
+            "working_set": self._bytes(a.step),
+            "cold": self.cold,
+            "checked": self._checked(),
+            "warm": warm,
+            "seconds": self.now() - started,
+            "notes": list(getattr(self.clock, "notes", [])),
+        }
+
+    # ------------------------------------------------------------ buffers
+
+    def _side(self, name: str) -> Side:
+        step = self.step[name]
+        module = self.interpreter.module(step["module"])
+        side = Side(name, step, module, self.interpreter.digests[step["module"]])
+        for symbol, init in step.get("globals", ()):
+            variable = self.backend.symbol(module, symbol)
+            kept = self.backend.alloc(int(variable.size))
+            self.interpreter.fill(kept, init)
+            side.symbols.append((variable, kept))
+        return side
+
+    @staticmethod
+    def _bytes(step: Mapping[str, Any]) -> int:
+        return sum(-(-max(1, int(spec["size"])) // ALIGN) * ALIGN for spec in step["buffers"])
+
+    def _make_sets(self, a: Side, b: Side) -> int:
+        """Buffer sets, shared by both sides when they start from the same bytes (so that neither has better addresses).
+        Their number makes the sets together twice the L2 (at least 2, at most MAX_SETS, within the memory share)."""
+        shared = a.step["buffers"] == b.step["buffers"]
+        each = self._bytes(a.step) + (0 if shared else self._bytes(b.step))
+        room = int(MEMORY_SHARE * self.backend.free_memory()) - each  # one more for the pristine copies
+        wanted = max(2, -(-2 * int(self.backend.info.l2_bytes) // each), self._batch_wish(each))
+        sets = min(wanted, MAX_SETS, room // each)
+        if sets < 2:
+            raise OutOfMemory(3 * each, self.backend.free_memory())
+        self._allocate(a, sets)
+        if shared:
+            b.pristine, b.sets = a.pristine, a.sets
+        else:
+            self._allocate(b, sets)
+        for side in (a, b):
+            for buffers in side.sets:
+                addresses = [self.backend.address(x) for x in buffers]
+                configuration = self.interpreter.configuration(side.step, addresses)
+                side.launches.append(self.clock.prepare(side.module, configuration))
+        return sets
+
+    @staticmethod
+    def _batch_wish(each: int) -> int:
+        """Small working sets belong to short kernels, which are timed in batches of one set a launch."""
+        return 64 if each <= (1 << 20) else (16 if each <= (16 << 20) else 2)
+
+    def _allocate(self, side: Side, sets: int) -> None:
+        for spec in side.step["buffers"]:
+            pristine = self.backend.alloc(int(spec["size"]))
+            self.interpreter.fill(pristine, spec["init"])
+            self.interpreter.poison(pristine, spec.get("poison", ()))
+            side.pristine.append(pristine)
+        for _ in range(sets):
+            buffers = [self.backend.alloc(int(p.size)) for p in side.pristine]
+            for buffer, pristine in zip(buffers, side.pristine, strict=True):
+                self.clock.copy(buffer, pristine)
+            side.sets.append(buffers)
+
+    def _find_written(self, a: Side, b: Side) -> None:
+        """Run each side twice on set 0: warms the code, and shows which buffers must be restored between samples. A
+        buffer that one side writes is restored for both."""
+        written: set[int] = set()
+        for side in (a, b):
+            for _ in range(2):
+                self._restore(side, [0], everything=True)
+                self._at(side)
+                side.launches[0]()
+                self.clock.synchronize()
+            for i, (buffer, pristine) in enumerate(zip(side.sets[0], side.pristine, strict=True)):
+                if bool((buffer != pristine).any()):
+                    written.add(i)
+            self._restore(side, [0], everything=True)
+        a.written, b.written = sorted(written), sorted(written)
+
+    def _restore(self, side: Side, numbers: Sequence[int], everything: bool = False) -> None:
+        for number in numbers:
+            for i in range(len(side.pristine)) if everything else side.written:
+                self.clock.copy(side.sets[number][i], side.pristine[i])
+        for variable, kept in side.symbols:
+            self.clock.copy(variable, kept)
+
+    def _at(self, side: Side) -> None:
+        self.interpreter.at(side.digest)
+
+    # ------------------------------------------------------------ samples
+
+    def _batch(self, a: Side, b: Side, sets: int) -> int:
+        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`."""
+        quick = min(self._sample(side, [i])[0] for side in (a, b) for i in (0, 1, 0))
+        if quick >= self.min_us:
+            return 1
+        return max(1, min(MAX_BATCH, sets, int(-(-self.min_us // max(quick, 0.5)))))
+
+    def _sample(self, side: Side, numbers: Sequence[int], cold: bool | None = None) -> tuple[float, float | None]:
+        self._restore(side, numbers)
+        if self.cold if cold is None else cold:
+            self.clock.flush()
+        self._at(side)
+        sample = self.clock.sample([side.launches[n] for n in numbers])
+        return sample.us, sample.clock_mhz
+
+    def _rounds(
+        self, a: Side, b: Side, batch: int, sets: int, started: float
+    ) -> tuple[list[dict[str, Any]], list[str], int]:
+        samples: list[dict[str, Any]] = []
+        order: list[str] = []
+        wanted, budget = int(self.step.get("rounds", 25)), self.step.get("budget_s")
+        cursor = self.random.randrange(sets)
+        done = 0
+        while done < wanted:
+            pattern = self.random.choice(("abba", "baab"))
+            check = self.random.randrange(4) if done == 0 or self.random.random() < CHECK_SHARE else None
+            for place, name in enumerate(pattern):
+                side = a if name == "a" else b
+                numbers = [(cursor + i) % sets for i in range(batch)]
+                cursor = (cursor + batch) % sets
+                us, mhz = self._sample(side, numbers)
+                samples.append(
+                    {
+                        "side": name,
+                        "us": us,
+                        "clock_mhz": mhz,
+                        "cycles": None if mhz is None else us * mhz,
+                        "batch": batch,
+                        "round": done,
+                    }
+                )
+                if place == check:
+                    self._check(side, self.random.choice(numbers), len(samples) - 1)
+            order.append(pattern)
+            done += 1
+            if budget is not None and done >= min(MIN_ROUNDS, wanted) and self.now() - started >= float(budget):
+                break
+        for side in (a, b):  # both sides at least once, whatever was drawn
+            self._sample(side, [0])
+            self._check(side, 0, len(samples))
+        return samples, order, done
+
+    def _warm(self, a: Side, b: Side, batch: int) -> dict[str, float]:
+        """Median microseconds when the same buffers were just used: no flush, and an untimed pass before each
+        sample."""
+        times: dict[str, list[float]] = {"a": [], "b": []}
+        numbers = list(range(batch))
+        for turn in range(WARM_SAMPLES):
+            for side in (a, b) if turn % 2 == 0 else (b, a):
+                self._restore(side, numbers)
+                self._at(side)
+                for number in numbers:
+                    side.launches[number]()
+                times[side.name].append(self._sample(side, numbers, cold=False)[0])
+        return {f"{name}_us": statistics.median(us) for name, us in times.items()}
+
+    # ------------------------------------------------------------ outputs of timed samples
+
+    def _check(self, side: Side, number: int, iteration: int) -> None:
+        if not self.check:
+            return
+        reference = self.interpreter.run(self.check["run"])
+        for entry in self.check["buffers"]:
+            i = int(entry["buffer"])
+            got, expected = side.sets[number][i], reference.array(i)
+            if got.size != expected.size:
+                raise StepFailed(f"check: buffer {i} has {expected.size} bytes in the reference, {got.size} here")
+            mask = None if entry.get("mask") is None else self.interpreter.mask_of(reference, entry["mask"], i)
+            selected = numeric.select(
+                self.backend.xp, int(got.size), entry.get("dtype", "bytes"), entry.get("ranges"), mask, False
+            )
+            tolerance = entry.get("tolerance", self.check.get("tolerance"))
+            found = numeric.compare(
+                self.backend.xp, expected, got, entry.get("dtype", "bytes"), selected=selected, tolerance=tolerance
+            )
+            self.checks.append({"side": side.name, "iteration": iteration, "set": number, "buffer": i, **found})
+
+    def _checked(self) -> dict[str, Any] | None:
+        """`equal`: every compared output was bit-equal; `within`: all inside the tolerance (the same, without one)."""
+        if not self.checks:
+            return None
+        within = [c.get("within", c["equal"]) for c in self.checks]
+        bad = [c for c, ok in zip(self.checks, within, strict=True) if not ok]
+        return {
+            "iteration": (bad or self.checks)[0]["iteration"],
+            "count": len({(c["side"], c["iteration"]) for c in self.checks}),
+            "equal": all(c["equal"] for c in self.checks),
+            "within": all(within),
+            "failures": bad[:4],
+        }

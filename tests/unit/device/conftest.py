@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cuda_agent.device.client import Device
+from cuda_agent.device.transports import PipeTransport, ProcessChannel
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class HostTransport(PipeTransport):
+    """Starts host_worker.py instead of the real devices' worker."""
+
+    def open(self, device: str) -> ProcessChannel:
+        argv = [sys.executable, str(HERE / "host_worker.py"), "--device", device, "--parent", str(os.getpid())]
+        return ProcessChannel([*argv, *self.extra], self.environment())
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with Device("host", HostTransport()) as opened:
+        yield opened
+
+
+def blob(data: bytes) -> tuple[str, dict[str, bytes]]:
+    name = hashlib.sha256(data).hexdigest()
+    return name, {name: data}
