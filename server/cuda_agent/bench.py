@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.agent.loop import read_source
 from cuda_agent.device import jobs, open_device
 from cuda_agent.errors import DeviceError
-from cuda_agent.inputs import find_or_make
+from cuda_agent.inputs import find_or_make, read_source
 from cuda_agent.judge import statistics
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
@@ -43,7 +42,9 @@ def bench(
         for launch in workload.launches:
             symbol = names.match(list(binary.kernels), launch.mangled)
             if symbol is None:
-                raise DeviceError(f"{names.demangle(launch.mangled)} is not in this build of {path.name}: capture again")
+                raise DeviceError(
+                    f"{names.demangle(launch.mangled)} is not in this build of {path.name}: capture again"
+                )
             side = jobs.launch_fields(binary.sha256[:12], launch, kernel=symbol)
             steps = [jobs.load_step(binary, binary.sha256[:12]), jobs.time_step(side, side, rounds=30)]
             blobs = jobs.BlobSource(BlobStore(workload.blobs)).add_binary(binary)
@@ -55,4 +56,10 @@ def bench(
                 "ci": list(timing.ci), "noise_floor": statistics.noise_floor(result["samples"]), "label": timing.label,
                 "warm": result.get("warm"), "clock_mhz": sorted(clocks)[len(clocks) // 2] if clocks else None,
             })  # fmt: skip
-        return {"status": "done", "kernel": workload.kernel, "device": dev.info.name, "inputs": workload.origin, "launches": rows}
+        return {
+            "status": "done",
+            "kernel": workload.kernel,
+            "device": dev.info.name,
+            "inputs": workload.origin,
+            "launches": rows,
+        }

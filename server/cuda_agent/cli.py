@@ -55,9 +55,13 @@ def _parser() -> _Parser:
 
     capture = command("capture", "Run a program as it is and keep the inputs of its kernel launches.")
     capture.add_argument("--kernel", help="regular expression on the kernel's name")
-    capture.add_argument("--first", type=int, default=2, metavar="N", help="launches to keep for each kernel (default 2)")
+    capture.add_argument(
+        "--first", type=int, default=2, metavar="N", help="launches to keep for each kernel (default 2)"
+    )
     capture.add_argument("--select", choices=("first", "smallest", "largest"), default="first")
-    capture.add_argument("--cap", type=_size, default="1G", metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)")
+    capture.add_argument(
+        "--cap", type=_size, default="1G", metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)"
+    )
     capture.add_argument("--stop", action=argparse.BooleanOptionalAction, default=None,
                          help="end the program once everything asked for is recorded (default on the emulator)")  # fmt: skip
     capture.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- COMMAND")
@@ -79,7 +83,9 @@ def _parser() -> _Parser:
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
 
-    command("serve", "Speak the Language Server Protocol on stdin and stdout.", device=False).add_argument("--stdio", action="store_true")
+    command("serve", "Speak the Language Server Protocol on stdin and stdout.", device=False).add_argument(
+        "--stdio", action="store_true"
+    )
     worker = command("worker", "Own one device and run jobs from stdin (started by the other commands).")
     worker.add_argument("rest", nargs=argparse.REMAINDER)
     command("doctor", "What this machine has, what is missing and how to get it.", device=False)
@@ -112,7 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _on_interrupt(stop))
     try:
         with Progress(quiet=False) as progress:
-            run = {"facts": _facts, "capture": _capture, "verify": _verify, "bench": _bench, "optimize": _optimize, "doctor": _doctor}
+            run = {
+                "facts": _facts,
+                "capture": _capture,
+                "verify": _verify,
+                "bench": _bench,
+                "optimize": _optimize,
+                "doctor": _doctor,
+            }
             result = run[arguments.command](arguments, progress, stop)
     except Cancelled as error:
         return _fail(arguments, error, 130)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.capture import CaptureOptions, build_and_run, capture
-from cuda_agent.errors import NoInputs
+from cuda_agent.errors import NoInputs, SourceError
 from cuda_agent.model import Build, Workload
 from cuda_agent.source.symbols import Module
 from cuda_agent.workload import bundle, spec, synthesize
@@ -44,6 +44,15 @@ def find_or_make(
     if found is not None:
         return found
     return synthesize.synthesize(module, module.kernel(kernel or _only(module)), directory=path.parent)
+
+
+def read_source(path: Path) -> str:
+    """The file's text. SourceError says why it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _earlier(path: Path, module: Module, kernel: str | None) -> Workload | None:

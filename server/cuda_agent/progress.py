@@ -30,7 +30,9 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -50,5 +52,7 @@ class Progress:
             return
         now = time.monotonic()
         if message != self._last[0]:
-            print(f"[{percentage:3.0f} %] {message}" if percentage is not None else message, file=sys.stderr, flush=True)
+            print(
+                f"[{percentage:3.0f} %] {message}" if percentage is not None else message, file=sys.stderr, flush=True
+            )
             self._last = (message, now)

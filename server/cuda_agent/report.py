@@ -75,7 +75,9 @@ def capture_json(report: CaptureReport) -> dict[str, Any]:
 
 
 def capture_table(report: CaptureReport) -> None:
-    table = Table(title=f"captured on {report.device or 'no device'} in {report.seconds:.1f} s · exit code {report.exit_code}")
+    table = Table(
+        title=f"captured on {report.device or 'no device'} in {report.seconds:.1f} s · exit code {report.exit_code}"
+    )
     for column in ("kernel", "launches", "kept", "grid", "block", "bytes", "not kept because"):
         table.add_column(column, justify="left" if column in ("kernel", "not kept because") else "right")
     for k in report.kernels:
@@ -114,7 +116,14 @@ def show_evidence(evidence: Mapping[str, Any]) -> None:
 
 def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The contract's object for the best outcome, with one short row for each kernel under `kernels`."""
-    data = dict(best.evidence) or {"status": best.status, "evidence_level": "none", "inputs": "", "gates": [], "timing": None, "diff": ""}
+    data = dict(best.evidence) or {
+        "status": best.status,
+        "evidence_level": "none",
+        "inputs": "",
+        "gates": [],
+        "timing": None,
+        "diff": "",
+    }
     data |= {"status": best.status, "kernel": best.kernel, "message": best.message, "tried": best.tried}
     data["kernels"] = [
         {"kernel": o.kernel, "status": o.status, "message": o.message, "tried": o.tried, "diff": o.diff,
@@ -153,10 +162,17 @@ def doctor() -> dict[str, Any]:
     from cuda_agent import device
 
     rows: list[dict[str, Any]] = [
-        {"thing": "Python", "ok": sys.version_info >= (3, 11), "found": platform.python_version(), "todo": "install Python 3.11 or newer"}
+        {
+            "thing": "Python",
+            "ok": sys.version_info >= (3, 11),
+            "found": platform.python_version(),
+            "todo": "install Python 3.11 or newer",
+        }
     ]
     gxx = shutil.which("g++")
-    rows.append({"thing": "g++ (emulator, capture)", "ok": gxx is not None, "found": gxx or "", "todo": "apt install g++"})
+    rows.append(
+        {"thing": "g++ (emulator, capture)", "ok": gxx is not None, "found": gxx or "", "todo": "apt install g++"}
+    )
     try:
         tool = nvcc.find()
         rows.append({"thing": "nvcc (facts, GPU)", "ok": True, "found": f"{tool.version} at {tool.path}", "todo": ""})
@@ -168,7 +184,9 @@ def doctor() -> dict[str, Any]:
         if isinstance(found, str):
             rows.append({"thing": name, "ok": False, "found": "", "todo": found})
         else:
-            rows.append({"thing": name, "ok": True, "found": f"{found.name} ({found.arch}, {found.sms} SMs)", "todo": ""})
+            rows.append(
+                {"thing": name, "ok": True, "found": f"{found.name} ({found.arch}, {found.sms} SMs)", "todo": ""}
+            )
     return {"status": "done", "checks": rows}
 
 
@@ -178,5 +196,7 @@ def doctor_table(found: Mapping[str, Any]) -> None:
     table.add_column("what")
     table.add_column("found, or what to do")
     for row in found["checks"]:
-        table.add_row("[green]✓[/]" if row["ok"] else "[yellow]✗[/]", row["thing"], row["found"] if row["ok"] else row["todo"])
+        table.add_row(
+            "[green]✓[/]" if row["ok"] else "[yellow]✗[/]", row["thing"], row["found"] if row["ok"] else row["todo"]
+        )
     _console().print(table)

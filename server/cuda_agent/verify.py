@@ -16,8 +16,8 @@ from typing import Any
 from cuda_agent import judge
 from cuda_agent.capture import CaptureOptions, build_and_run
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import NoInputs, UsageError
-from cuda_agent.inputs import find_or_make
+from cuda_agent.errors import NoInputs
+from cuda_agent.inputs import find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Build, Candidate, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.source.documents import Document
@@ -47,15 +47,6 @@ class VerifyRequest:
     options: JudgeOptions = field(default_factory=JudgeOptions)
 
 
-def read_text(path: Path) -> str:
-    """The file's text, its line endings kept. UsageError says why it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
 def verify(
     request: VerifyRequest,
     *,
@@ -64,8 +55,11 @@ def verify(
     device: Device | None = None,
 ) -> Verification:
     """One full verdict. Raises NoInputs when nothing was captured and nothing can be."""
-    old, new = read_text(request.original), read_text(request.candidate)
-    before, after = parse_module(Document(str(request.original), old)), parse_module(Document(str(request.original), new))
+    old, new = read_source(request.original), read_source(request.candidate)
+    before, after = (
+        parse_module(Document(str(request.original), old)),
+        parse_module(Document(str(request.original), new)),
+    )
     build = find_build(request.original)
     opened = device or open_device(request.device)
     try:
@@ -75,7 +69,9 @@ def verify(
         mapping = _launches(before, after, kernel, workload, build, request, opened.info.kind)
         candidate = Candidate(kernel.id, old, new, minimal(old, new), "person", "reassociated", mapping,
                               id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12])  # fmt: skip
-        verdict = judge.judge(opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled)
+        verdict = judge.judge(
+            opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled
+        )
         return Verification(verdict, candidate, unified_diff(old, new, request.original.name))
     finally:
         if device is None:
@@ -104,13 +100,22 @@ def _launches(
     if _outside_kernels(before) == _outside_kernels(after):
         return LaunchMap()
     if not after.has_main:
-        raise NoInputs("the candidate launches the kernel differently and has no main to run: its launch shapes are unknown")
+        raise NoInputs(
+            "the candidate launches the kernel differently and has no main to run: its launch shapes are unknown"
+        )
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         options = CaptureOptions(device="emulator" if kind == "emulator" else "cuda", kernel=rf"\b{kernel.name}\b",
                                  first=len(workload.launches), into=Path(folder))  # fmt: skip
         report = build_and_run(request.candidate, list(request.args), build, options)
-        shapes = [Shape(x.grid, x.block, x.shared) for w in report.workloads if w.kernel == workload.kernel for x in w.launches]
+        shapes = [
+            Shape(x.grid, x.block, x.shared)
+            for w in report.workloads
+            if w.kernel == workload.kernel
+            for x in w.launches
+        ]
     ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
     if len(shapes) < len(ours):
-        raise NoInputs(f"the candidate's program launched {kernel.name} {len(shapes)} times, the original's {len(ours)} times")
+        raise NoInputs(
+            f"the candidate's program launched {kernel.name} {len(shapes)} times, the original's {len(ours)} times"
+        )
     return launch_map.fit(list(zip(ours, shapes, strict=False)))

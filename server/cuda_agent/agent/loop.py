@@ -22,7 +22,7 @@ from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, NoInputs, SourceError
-from cuda_agent.inputs import find_or_make
+from cuda_agent.inputs import find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json
 from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
@@ -103,15 +103,6 @@ def _opened(name: str, device: Device | None) -> Iterator[Device]:
         return
     with open_device(name) as opened:
         yield opened
-
-
-def read_source(path: Path) -> str:
-    """The file's text. SourceError says why it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return file.read()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 class _Search:
@@ -207,7 +198,9 @@ class _Search:
 
     def _finish(self, state: State) -> Outcome:
         """The full judge on the best candidates, best first, until one holds."""
-        ranked = sorted((s for s in state.steps if s.score is not None and s.score >= self._worth()), key=lambda s: -(s.score or 0))
+        ranked = sorted(
+            (s for s in state.steps if s.score is not None and s.score >= self._worth()), key=lambda s: -(s.score or 0)
+        )
         rejected: Outcome | None = None
         for step in ranked[:5]:
             self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
@@ -226,7 +219,14 @@ class _Search:
             outcome = self._outcome(undecided[0], undecided[0].verdict, state)
             return replace(outcome, message=f"cannot decide: {undecided[0].note}")
         self.trajectory.append("end", status="nothing", tried=self.budget.tried)
-        return Outcome("nothing", self.kernel.id, message, tried=self.budget.tried, source_hash=self._hash(), steps=tuple(state.steps))
+        return Outcome(
+            "nothing",
+            self.kernel.id,
+            message,
+            tried=self.budget.tried,
+            source_hash=self._hash(),
+            steps=tuple(state.steps),
+        )
 
     def _outcome(self, step: Step, verdict: Verdict | None, state: State) -> Outcome:
         assert verdict is not None
@@ -315,7 +315,9 @@ def optimize_all(
             except NoInputs as error:
                 say({"event": "log", "message": f"{kernel.name}: {error}"})
         if not workloads:
-            raise NoInputs(f"no kernel of {request.path.name} has inputs: run `cuda-agent capture -- <your run command>` first")
+            raise NoInputs(
+                f"no kernel of {request.path.name} has inputs: run `cuda-agent capture -- <your run command>` first"
+            )
         share = request.budget_s / len(workloads)
         for workload in workloads:
             one = replace(request, kernel=workload.kernel, budget_s=share, text=text)

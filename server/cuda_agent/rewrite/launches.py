@@ -16,7 +16,9 @@ AxisText = Callable[[str], str]
 def sites_of(context: Context) -> tuple[LaunchSite, ...]:
     """The launch sites of the kernel. RuleRefused when there is none in this file: the launch shape cannot be edited."""
     if not context.sites:
-        raise RuleRefused(f"{context.kernel.name} is launched outside this file: its launch shape cannot be changed here")
+        raise RuleRefused(
+            f"{context.kernel.name} is launched outside this file: its launch shape cannot be changed here"
+        )
     return context.sites
 
 
@@ -45,7 +47,9 @@ def axes(context: Context, expression: str) -> tuple[str, str, str]:
 def block_axes(context: Context, expression: str) -> tuple[str, str, str]:
     """As `axes`, but a dim3 that is declared once and never changed stands for the texts it was declared with."""
     code = expression.strip()
-    found = re.findall(rf"\bdim3\s+{re.escape(code)}\s*[({{]([^;]*?)[)}}]\s*;", context.text) if code.isidentifier() else []
+    found = (
+        re.findall(rf"\bdim3\s+{re.escape(code)}\s*[({{]([^;]*?)[)}}]\s*;", context.text) if code.isidentifier() else []
+    )
     changed = code.isidentifier() and re.search(rf"\b{re.escape(code)}\s*(?:\.\s*[xyz]\s*)?=[^=]", context.text)
     return axes(context, f"dim3({found[0]})") if len(found) == 1 and not changed else axes(context, expression)
 
@@ -70,7 +74,10 @@ def _declaration(context: Context, name: str) -> tuple[str, int] | None:
     """How a variable is declared: ("dim3", arguments given) or ("int", 1); None when unknown or declared in several ways."""
     text = context.text
     found: set[tuple[str, int]] = set()
-    for match in re.finditer(rf"\bdim3\s+(?:\w+\s*(?:\([^;]*?\)|\{{[^;]*?\}})?\s*,\s*)*{name}\s*(?:=\s*dim3\s*)?(?:\(([^;]*?)\)|\{{([^;]*?)\}}|;)\s*[;,]?", text):
+    for match in re.finditer(
+        rf"\bdim3\s+(?:\w+\s*(?:\([^;]*?\)|\{{[^;]*?\}})?\s*,\s*)*{name}\s*(?:=\s*dim3\s*)?(?:\(([^;]*?)\)|\{{([^;]*?)\}}|;)\s*[;,]?",
+        text,
+    ):
         arguments = match.group(1) or match.group(2)
         found.add(("dim3", len(split_arguments(arguments)) if arguments else 3))
     if re.search(rf"\b{_INTEGER}\s+{name}\b", text) or re.search(rf"#\s*define\s+{name}\s+\(?\d+", text):
@@ -80,7 +87,9 @@ def _declaration(context: Context, name: str) -> tuple[str, int] | None:
 
 def paren(code: str) -> str:
     """The text, in parentheses when it is more than one term."""
-    simple = re.fullmatch(r"[\w.]+(?:\([^()]*\)(?:\.\w+)?)?", code) or (code.startswith("(") and code.endswith(")") and syntax._balanced(code[1:-1]))
+    simple = re.fullmatch(r"[\w.]+(?:\([^()]*\)(?:\.\w+)?)?", code) or (
+        code.startswith("(") and code.endswith(")") and syntax._balanced(code[1:-1])
+    )
     return code if simple else f"({code})"
 
 

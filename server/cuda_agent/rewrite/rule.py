@@ -132,7 +132,9 @@ class Context:
         found = []
         for one in self.workload.launches if self.workload else ():
             pairs = zip(self.kernel.params, one.args, strict=False)
-            found.append({p.name: (a.pointers[0].buffer, a.pointers[0].offset) for p, a in pairs if p.pointer and a.pointers})
+            found.append(
+                {p.name: (a.pointers[0].buffer, a.pointers[0].offset) for p, a in pairs if p.pointer and a.pointers}
+            )
         return found
 
     def aligned(self, parameter: str, nbytes: int) -> bool:
@@ -222,8 +224,6 @@ def with_launch(site: LaunchSite, grid: str | None, block: str | None) -> tuple[
     if block is not None and block != site.block:
         edits.append(Edit(site.block_span, block))
     return tuple(edits)
-
-
 
 
 __all__ = ["Context", "Rewrite", "Rule", "RuleRefused", "Site", "refuse_damaged", "with_launch"]

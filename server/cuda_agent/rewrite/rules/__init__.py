@@ -10,5 +10,15 @@ from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vectorize import Vectorize
 
-RULES: tuple[Rule, ...] = (RowPerWarp(), GridSize(), BlockShape(), Restrict(), Unroll(), Coarsen(), LaunchBounds())
+RULES: tuple[Rule, ...] = (
+    RowPerWarp(),
+    GridSize(),
+    Vectorize(),
+    BlockShape(),
+    Restrict(),
+    Unroll(),
+    Coarsen(),
+    LaunchBounds(),
+)

@@ -87,14 +87,18 @@ def index_axes(context: Context) -> set[str]:
     """The axes in which the kernel is a plain grid of threads; empty when the block shape means more than that.
     RuleRefused when the pattern is there but blocks work together."""
     ids = syntax.thread_ids(context.body)
-    warps = re.search(r"blockIdx\.x\s*\*\s*\w+\.meta_group_size\(\)\s*\+\s*\w+\.meta_group_rank\(\)", text(context.body))
+    warps = re.search(
+        r"blockIdx\.x\s*\*\s*\w+\.meta_group_size\(\)\s*\+\s*\w+\.meta_group_rank\(\)", text(context.body)
+    )
     if not ids and not warps:
         return set()
     if _BLOCK_WIDE.search(text(context.body)):
         raise RuleRefused("the block shares memory or a barrier: its size is part of the algorithm")
     helpers = {name.split("<")[0] for name, _ in syntax.calls(context.body)}
     for helper in helpers:
-        if re.search(rf"\b{re.escape(helper)}\s*\([^;{{]*\)\s*\{{[^}}]*\b(threadIdx|blockDim|__syncthreads)\b", context.text):
+        if re.search(
+            rf"\b{re.escape(helper)}\s*\([^;{{]*\)\s*\{{[^}}]*\b(threadIdx|blockDim|__syncthreads)\b", context.text
+        ):
             raise RuleRefused(f"{helper} depends on the shape of the block")
     allowed = [syntax.span(t.value) for t in ids]
     for n in syntax.of_type(context.body, "identifier"):

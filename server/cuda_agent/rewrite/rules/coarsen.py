@@ -32,7 +32,7 @@ from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 
 
 @dataclass(frozen=True)
-class _Guarded:
+class Guarded:
     """`id; if (id < bound) body` ("body") or `id; if (id >= bound) return; rest` ("return")."""
 
     kind: str
@@ -47,7 +47,7 @@ class Coarsen(Rule):
     number = 7
 
     def sites(self, context: Context) -> Iterator[Site]:
-        found = _guarded(context.body)
+        found = guarded(context.body)
         if found is None or not context.shapes:
             return
         blocks = min(s.blocks for s in context.shapes)
@@ -57,7 +57,7 @@ class Coarsen(Rule):
                 yield Site(self.name, syntax.span(found.guard), {"elements": k}, {"found": found})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
-        found: _Guarded = site.nodes["found"]
+        found: Guarded = site.nodes["found"]
         k = site.params["elements"]
         if syntax.COOPERATION.search(text(context.body)):
             raise RuleRefused("threads of a block work together: they must all stay in step")
@@ -72,7 +72,7 @@ class Coarsen(Rule):
         )
 
 
-def _guarded(body: Node) -> _Guarded | None:
+def guarded(body: Node) -> Guarded | None:
     ids = [t for t in syntax.thread_ids(body) if t.axis == "x"]
     statements = syntax.statements(body)
     if len(ids) != 1 or ids[0].declaration not in statements or "gridDim" in text(body):
@@ -87,15 +87,20 @@ def _guarded(body: Node) -> _Guarded | None:
     condition = squeeze(text(syntax.field(guard, "condition"))).removeprefix("(").removesuffix(")")
     consequence = syntax.field(guard, "consequence")
     rest = statements[at + 2 :]
-    if condition.startswith(f"{index.name}<") and not condition.startswith(f"{index.name}<=") and "&&" not in condition and not rest:
-        return _Guarded("body", index, guard, condition.removeprefix(f"{index.name}<"), [consequence])
+    if (
+        condition.startswith(f"{index.name}<")
+        and not condition.startswith(f"{index.name}<=")
+        and "&&" not in condition
+        and not rest
+    ):
+        return Guarded("body", index, guard, condition.removeprefix(f"{index.name}<"), [consequence])
     leaves = squeeze(text(consequence)) in ("return;", "{return;}")
     if condition.startswith(f"{index.name}>=") and "||" not in condition and leaves and rest:
-        return _Guarded("return", index, guard, condition.removeprefix(f"{index.name}>="), rest)
+        return Guarded("return", index, guard, condition.removeprefix(f"{index.name}>="), rest)
     return None
 
 
-def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
+def _as_loop(context: Context, found: Guarded) -> list[Edit]:
     index = found.index
     if any(next(syntax.of_type(n, "return_statement"), None) for n in found.rest):
         raise RuleRefused("the guarded part may return early")
@@ -103,7 +108,7 @@ def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
     kind = text(syntax.field(index.declaration, "type"))
     changed = any(w.name == index.name for n in found.rest for w in syntax.writes(n))
     variable = context.unused("first") if changed else index.name
-    bound = _bound_text(context, found)
+    bound = bound_text(context, found)
     head = f"for ({kind} {variable} = {first}; {variable} < {bound}; {variable} += gridDim.x * blockDim.x)"
     whole = Span(index.declaration.start_byte, found.guard.end_byte)
     indent = context.indent(index.declaration.start_byte)
@@ -125,7 +130,7 @@ def _as_loop(context: Context, found: _Guarded) -> list[Edit]:
     return edits
 
 
-def _bound_text(context: Context, found: _Guarded) -> str:
+def bound_text(context: Context, found: Guarded) -> str:
     condition = text(syntax.field(found.guard, "condition")).strip()
     inner = condition[1:-1] if condition.startswith("(") else condition
     return inner.split(">=" if found.kind == "return" else "<", 1)[1].strip()

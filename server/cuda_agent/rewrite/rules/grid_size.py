@@ -53,7 +53,14 @@ def strides_by_grid(context: Context) -> bool:
         return False
     names = set()
     for use in uses:
-        holder = next((w for w in syntax.writes(context.body) if w.value is not None and syntax.span(w.value).holds(syntax.span(use))), None)
+        holder = next(
+            (
+                w
+                for w in syntax.writes(context.body)
+                if w.value is not None and syntax.span(w.value).holds(syntax.span(use))
+            ),
+            None,
+        )
         if holder is not None and holder.op == "init" and holder.target.type == "identifier":
             names.add(text(holder.target))
         elif not _in_update(use):
@@ -71,4 +78,8 @@ def _in_update(node: syntax.Node) -> bool:
 
 
 def _is_declared(node: syntax.Node) -> bool:
-    return node.parent is not None and node.parent.type == "init_declarator" and node.parent.child_by_field_name("declarator") == node
+    return (
+        node.parent is not None
+        and node.parent.type == "init_declarator"
+        and node.parent.child_by_field_name("declarator") == node
+    )

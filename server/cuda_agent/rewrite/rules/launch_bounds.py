@@ -31,5 +31,7 @@ class LaunchBounds(Rule):
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         inside = ", ".join(str(v) for v in site.params.values())
-        known = Assumption(f"no launch of {context.kernel.name} has more than {site.params['threads']} threads a block", "captured")
+        known = Assumption(
+            f"no launch of {context.kernel.name} has more than {site.params['threads']} threads a block", "captured"
+        )
         return Rewrite((Edit(site.span, f"__launch_bounds__({inside}) "),), assumptions=(known,))

@@ -32,7 +32,7 @@ class Restrict(Rule):
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         params: list[Param] = site.nodes["params"]
-        self._check_disjoint(context)
+        check_disjoint(context)
         edits: list[Edit] = []
         for p in params:
             between = Span(p.name_span.start, p.name_span.start)
@@ -47,12 +47,13 @@ class Restrict(Rule):
         known = "captured" if context.pointer_targets() else "assumed"
         return Rewrite(tuple(edits), assumptions=(Assumption("the pointers of one launch never overlap", known),))
 
-    @staticmethod
-    def _check_disjoint(context: Context) -> None:
-        for targets in context.pointer_targets():
-            buffers = [b for b, _ in targets.values()]
-            if len(set(buffers)) != len(buffers):
-                raise RuleRefused("two pointers of a captured launch lie in the same allocation")
+
+def check_disjoint(context: Context) -> None:
+    """RuleRefused when a captured launch passes two pointers into the same allocation."""
+    for targets in context.pointer_targets():
+        buffers = [b for b, _ in targets.values()]
+        if len(set(buffers)) != len(buffers):
+            raise RuleRefused("two pointers of a captured launch lie in the same allocation")
 
 
 def _written(context: Context, name: str) -> bool:

@@ -83,7 +83,10 @@ class RowPerWarp(Rule):
             tuple(edits),
             LaunchMap(grid=(f"gx * {WARP}", "gy", "gz")),
             (
-                Assumption(f"blocks are one-dimensional and a multiple of {WARP} threads", "captured" if context.shapes else "assumed"),
+                Assumption(
+                    f"blocks are one-dimensional and a multiple of {WARP} threads",
+                    "captured" if context.shapes else "assumed",
+                ),
                 Assumption("nothing but the rows' own loops depends on the thread index", "proved"),
             ),
             "reassociated" if any(r.op in "+*" for r in reductions) else "bit-exact",
@@ -105,8 +108,14 @@ def _row_statements(block: Node) -> Iterator[Node]:
 
 def _walks_row(loop: CountedLoop, row: str, body: Node) -> bool:
     """Some subscript in the loop is contiguous in the loop variable and starts at a multiple of the row."""
-    bases = {w.name for w in syntax.writes(body) if w.op == "init" and w.value is not None and syntax.uses(w.value, row)}
-    pointers = {text(w.target).lstrip("* ") for w in syntax.writes(body) if w.op == "init" and w.value is not None and syntax.uses(w.value, row)}
+    bases = {
+        w.name for w in syntax.writes(body) if w.op == "init" and w.value is not None and syntax.uses(w.value, row)
+    }
+    pointers = {
+        text(w.target).lstrip("* ")
+        for w in syntax.writes(body)
+        if w.op == "init" and w.value is not None and syntax.uses(w.value, row)
+    }
     for array, index, _ in syntax.subscripts(loop.body):
         if syntax.unit_stride(index, loop.variable):
             names = syntax.identifiers(index)
@@ -124,7 +133,9 @@ def _check_threads(context: Context, row: ThreadId) -> None:
         raise RuleRefused("threads of a block already work together here (barrier, shuffle or shared memory)")
     for shape in context.shapes:
         if shape.block[1:] != (1, 1) or shape.block[0] % WARP:
-            raise RuleRefused(f"a captured launch has blocks of {shape.block}: they must be one-dimensional and a multiple of {WARP}")
+            raise RuleRefused(
+                f"a captured launch has blocks of {shape.block}: they must be one-dimensional and a multiple of {WARP}"
+            )
 
 
 def _check_flow(context: Context, row: ThreadId, loops: list[CountedLoop]) -> None:
@@ -283,8 +294,14 @@ def _needs_partial(context: Context, reduction: Reduction) -> bool:
     """A sum must start from 0 (a product from 1), else every lane would add the start value again."""
     if reduction.op not in "+*":
         return False
-    neutral = r"0(\.0*)?f?|\w+\(0(\.0*)?f?\)|\(\w+\)0(\.0*)?f?" if reduction.op == "+" else r"1(\.0*)?f?|\w+\(1(\.0*)?f?\)"
-    before = [w for w in syntax.writes(context.body) if w.name == reduction.name and w.node.start_byte < reduction.loop.node.start_byte]
+    neutral = (
+        r"0(\.0*)?f?|\w+\(0(\.0*)?f?\)|\(\w+\)0(\.0*)?f?" if reduction.op == "+" else r"1(\.0*)?f?|\w+\(1(\.0*)?f?\)"
+    )
+    before = [
+        w
+        for w in syntax.writes(context.body)
+        if w.name == reduction.name and w.node.start_byte < reduction.loop.node.start_byte
+    ]
     if not before:
         return True
     last = before[-1]
@@ -297,7 +314,9 @@ def _guard_stores(context: Context, loops: list[CountedLoop]) -> list[Edit]:
     lane = lane_name(context)
     done: set[int] = set()
     side_effects = [w.node for w in syntax.memory_writes(context.body)]
-    side_effects += [n for name, n in syntax.calls(context.body) if name.startswith("atomic") or name.startswith("__st")]
+    side_effects += [
+        n for name, n in syntax.calls(context.body) if name.startswith("atomic") or name.startswith("__st")
+    ]
     for node in side_effects:
         if any(syntax.span(l.node).holds(syntax.span(node)) for l in loops):
             continue

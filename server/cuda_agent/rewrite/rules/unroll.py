@@ -24,7 +24,9 @@ class Unroll(Rule):
     number = 9
 
     def sites(self, context: Context) -> Iterator[Site]:
-        loops = [n for n in syntax.of_type(context.body, "for_statement") if _innermost(n) and not _has_pragma(context, n)]
+        loops = [
+            n for n in syntax.of_type(context.body, "for_statement") if _innermost(n) and not _has_pragma(context, n)
+        ]
         if not loops:
             return
         whole = Span(loops[0].start_byte, loops[-1].end_byte)

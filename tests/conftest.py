@@ -1,0 +1,26 @@
+"""Shared by all tests: `--update` rewrites golden files; gpu tests are skipped, and counted, without a device."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite golden files with what the code says now")
+
+
+@pytest.fixture
+def update(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanted:
+        return
+    from cuda_agent.device import probe
+
+    found = dict(probe())
+    if not any(name.startswith("cuda") and not isinstance(info, str) for name, info in found.items()):
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,85 @@
+"""Every rule on small files: the golden diff, or the reason why it refuses. Cases are archives in tests/markers/rules."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from archive import Archive, archives
+
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
+from cuda_agent.rewrite import RULES, Context
+from cuda_agent.source.documents import Document
+from cuda_agent.source.edits import apply, unified_diff
+from cuda_agent.source.symbols import module
+
+FOLDER = Path(__file__).parents[2] / "markers" / "rules"
+
+
+def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
+    """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`."""
+    if "launch" not in settings:
+        return None
+    launches = []
+    for grid, block, values in ast.literal_eval(f"[{settings['launch']}]"):
+        args, buffers, offset = [], [], 0
+        for value in values:
+            if isinstance(value, str):
+                number, at = (int(x) for x in value.removeprefix("buffer").split("+"))
+                args.append(Arg(offset, bytes(8), (Pointer(0, number, at),)))
+                while len(buffers) <= number:
+                    buffers.append(Buffer(0x7F0000000000 + 4096 * len(buffers), 4096, (), None))
+                offset += 8
+            else:
+                args.append(Arg(offset, int(value).to_bytes(4, "little", signed=True)))
+                offset += 4
+        launches.append(Launch("_Z1kv", "k()", grid, block, 0, tuple(args), tuple(buffers)))
+    return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200")
+
+
+def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
+    settings = archive.settings
+    before = archive.files["before.cu"]
+    path = "before.cu"
+    kernel = settings.get("kernel") or module(Document(path, before)).kernels[0].id
+    context = Context.make(Path(path), before, kernel, workload(kernel, settings))
+    rule = next(r for r in RULES if r.name == settings["rule"].split("(")[0])
+    try:
+        for site in rule.sites(context):
+            if "(" not in settings["rule"] or site.label == settings["rule"]:
+                return context, rule.apply(context, site)
+    except RuleRefused as error:
+        return context, str(error)
+    return context, "no site"
+
+
+@pytest.mark.parametrize("path", archives(FOLDER), ids=lambda p: p.stem)
+def test_rule(path: Path, update: bool) -> None:
+    archive = Archive.read(path)
+    _, got = attempt(archive)
+    name = "after.diff" if isinstance(got, Candidate) else "refusal.txt"
+    said = unified_diff(got.original, got.text, "before.cu") if isinstance(got, Candidate) else got + "\n"
+    if isinstance(got, Candidate):
+        said += f"launch {' '.join(got.launch.grid)} | {' '.join(got.launch.block)} · {got.numeric}\n"
+        assert apply(got.original, got.edits) == got.text
+    if update:
+        archive.files = {"before.cu": archive.files["before.cu"], name: said}
+        archive.write()
+    assert {name: archive.files.get(name)} == {name: said}
+
+
+def test_every_rule_has_a_golden_and_a_refusal() -> None:
+    goldens = {
+        Archive.read(p).settings["rule"].split("(")[0]
+        for p in archives(FOLDER)
+        if "after.diff" in Archive.read(p).files
+    }
+    refusals = {
+        Archive.read(p).settings["rule"].split("(")[0]
+        for p in archives(FOLDER)
+        if "refusal.txt" in Archive.read(p).files
+    }
+    assert goldens == {r.name for r in RULES}
+    assert refusals == {r.name for r in RULES}
