@@ -31,8 +31,13 @@ ORDER = [
 ]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 # The recording compiler of the emulator is run by capture; the emulator's worker runs the device's interpreter.
-OWNERS = {"pygls": ("lsp",), "lsprotocol": ("lsp",), "cupy": ("device",), "transformers": ("agent/policies/transformers.py", "learn"),
-          "torch": ("agent/policies/transformers.py", "learn")}  # fmt: skip
+OWNERS = {
+    "pygls": ("lsp",),
+    "lsprotocol": ("lsp",),
+    "cupy": ("device",),
+    "transformers": ("agent/policies/transformers.py", "learn"),
+    "torch": ("agent/policies/transformers.py", "learn"),
+}
 
 
 def modules() -> list[Path]:
@@ -40,7 +45,8 @@ def modules() -> list[Path]:
 
 
 def imports(path: Path) -> list[str]:
-    """Absolute names of everything a file imports, also inside functions (relative imports are resolved), except for type checking."""
+    """Absolute names of everything a file imports, also inside functions (relative imports are resolved), except for
+    type checking."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = ["cuda_agent", *path.relative_to(ROOT).parts[:-1]]
     found: list[str] = []

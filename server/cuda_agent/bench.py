@@ -35,8 +35,17 @@ def bench(
     with open_device(device) as dev:
         if dev.info.kind == "emulator":
             raise DeviceError("the emulator does not measure time: run bench on a machine with a GPU (--device cuda:0)")
-        workload = find_or_make(path, module, kernel, build, dev.info.kind, args=args, run_command=run_command,
-                                on_event=on_event, cancelled=cancelled)  # fmt: skip
+        workload = find_or_make(
+            path,
+            module,
+            kernel,
+            build,
+            dev.info.kind,
+            args=args,
+            run_command=run_command,
+            on_event=on_event,
+            cancelled=cancelled,
+        )
         binary = dev.compile(build, text)
         rows = []
         for launch in workload.launches:
@@ -51,11 +60,18 @@ def bench(
             result = dev.run(jobs.Job(steps, 120.0, "bench"), blobs)[1]
             timing = statistics.compare(result["samples"], device=dev.info.name)
             clocks = [s["clock_mhz"] for s in result["samples"] if s.get("clock_mhz")]
-            rows.append({
-                "shape": Shape(launch.grid, launch.block, launch.shared).text(), "us": timing.original_us, "ratio": timing.ratio,
-                "ci": list(timing.ci), "noise_floor": statistics.noise_floor(result["samples"]), "label": timing.label,
-                "warm": result.get("warm"), "clock_mhz": sorted(clocks)[len(clocks) // 2] if clocks else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "shape": Shape(launch.grid, launch.block, launch.shared).text(),
+                    "us": timing.original_us,
+                    "ratio": timing.ratio,
+                    "ci": list(timing.ci),
+                    "noise_floor": statistics.noise_floor(result["samples"]),
+                    "label": timing.label,
+                    "warm": result.get("warm"),
+                    "clock_mhz": sorted(clocks)[len(clocks) // 2] if clocks else None,
+                }
+            )
         return {
             "status": "done",
             "kernel": workload.kernel,

@@ -1,7 +1,9 @@
 """The command line: facts · capture · verify · bench · optimize · serve · worker · doctor.
 
-With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done, 1 rejected,
-2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world only when called.
+With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done, 1
+rejected,
+2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world only when
+called.
 """
 
 from __future__ import annotations
@@ -62,8 +64,12 @@ def _parser() -> _Parser:
     capture.add_argument(
         "--cap", type=_size, default="1G", metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)"
     )
-    capture.add_argument("--stop", action=argparse.BooleanOptionalAction, default=None,
-                         help="end the program once everything asked for is recorded (default on the emulator)")  # fmt: skip
+    capture.add_argument(
+        "--stop",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end the program once everything asked for is recorded (default on the emulator)",
+    )
     capture.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
     verify = command("verify", "Judge a rewrite: same results, no faults, and how fast.")
@@ -147,8 +153,18 @@ def _on_interrupt(stop: threading.Event) -> Any:
 def _fail(arguments: argparse.Namespace, error: CudaAgentError, code: int) -> int:
     if arguments.json:
         status = "error" if code == 3 else "undecided"
-        _print_json({"status": status, "evidence_level": "none", "inputs": "none", "gates": [], "timing": None, "diff": "",
-                     "error": str(error), "kind": type(error).__name__})  # fmt: skip
+        _print_json(
+            {
+                "status": status,
+                "evidence_level": "none",
+                "inputs": "none",
+                "gates": [],
+                "timing": None,
+                "diff": "",
+                "error": str(error),
+                "kind": type(error).__name__,
+            }
+        )
     print(f"cuda-agent: {error}", file=sys.stderr)
     diagnostics = getattr(error, "diagnostics", "")
     if diagnostics:
@@ -197,8 +213,14 @@ def _capture(arguments: argparse.Namespace, progress: Progress, stop: threading.
         print("cuda-agent: capture needs a command: cuda-agent capture -- make run", file=sys.stderr)
         return 3
     kind = default_kind(arguments.device)
-    options = CaptureOptions(device=kind, kernel=arguments.kernel, first=arguments.first, select=arguments.select,
-                             cap=arguments.cap, stop=arguments.stop)  # fmt: skip
+    options = CaptureOptions(
+        device=kind,
+        kernel=arguments.kernel,
+        first=arguments.first,
+        select=arguments.select,
+        cap=arguments.cap,
+        stop=arguments.stop,
+    )
     report = capture(command, Path.cwd(), options, on_event=progress.event, cancelled=stop.is_set)
     if arguments.json:
         _print_json(capture_json(report))
@@ -212,8 +234,13 @@ def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.E
     from cuda_agent.report import show_evidence
     from cuda_agent.verify import VerifyRequest, verify
 
-    request = VerifyRequest(_existing(arguments.original), _existing(arguments.candidate), arguments.kernel, arguments.device,
-                            **_command(arguments))  # fmt: skip
+    request = VerifyRequest(
+        _existing(arguments.original),
+        _existing(arguments.candidate),
+        arguments.kernel,
+        arguments.device,
+        **_command(arguments),
+    )
     done = verify(request, on_event=progress.event, cancelled=stop.is_set)
     evidence = to_json(done.verdict, candidate=done.candidate, diff=done.diff)
     progress.close()
@@ -228,8 +255,14 @@ def _bench(arguments: argparse.Namespace, progress: Progress, stop: threading.Ev
     from cuda_agent.bench import bench
     from cuda_agent.report import bench_table
 
-    result = bench(_existing(arguments.file), arguments.kernel, arguments.device, on_event=progress.event, cancelled=stop.is_set,
-                   **_command(arguments))  # fmt: skip
+    result = bench(
+        _existing(arguments.file),
+        arguments.kernel,
+        arguments.device,
+        on_event=progress.event,
+        cancelled=stop.is_set,
+        **_command(arguments),
+    )
     progress.close()
     if arguments.json:
         _print_json(result)
@@ -242,8 +275,15 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
     from cuda_agent.agent.loop import Request, optimize, optimize_all
     from cuda_agent.report import outcome_json, show_outcome
 
-    request = Request(_existing(arguments.file), kernel=arguments.kernel, device=arguments.device, budget_s=arguments.budget,
-                      max_candidates=arguments.candidates, trajectory=arguments.trajectory, **_command(arguments))  # fmt: skip
+    request = Request(
+        _existing(arguments.file),
+        kernel=arguments.kernel,
+        device=arguments.device,
+        budget_s=arguments.budget,
+        max_candidates=arguments.candidates,
+        trajectory=arguments.trajectory,
+        **_command(arguments),
+    )
     if arguments.kernel:
         outcomes = [optimize(request, on_event=progress.event, cancelled=stop.is_set)]
     else:
@@ -264,7 +304,8 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:
-    """The one the exit code and the top of the JSON speak of: the largest verified gain, else the most decided answer."""
+    """The one the exit code and the top of the JSON speak of: the largest verified gain, else the most decided
+    answer."""
     order = {"verified": 0, "nothing": 1, "rejected": 2, "undecided": 3}
 
     def rank(outcome: Outcome) -> tuple[int, float]:

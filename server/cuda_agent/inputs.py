@@ -1,4 +1,5 @@
-"""Where a kernel's inputs come from, best first: an earlier capture, a spec, the file's own program, a run command, synthesis.
+"""Where a kernel's inputs come from, best first: an earlier capture, a spec, the file's own program, a run command,
+synthesis.
 
 The person's program is built and run only when nothing was captured before.
 """
@@ -30,7 +31,8 @@ def find_or_make(
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Workload:
-    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do next."""
+    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do
+    next."""
     if not args and run_command is None:
         found = _earlier(path, module, kernel)
         if found is not None:

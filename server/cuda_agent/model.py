@@ -252,7 +252,8 @@ NumericClass = Literal["bit-exact", "reassociated", "tolerance", "fast-math"]
 @dataclass(frozen=True, slots=True)
 class LaunchMap:
     """How a captured launch shape becomes the candidate's: integer expressions over gx gy gz bx by bz shared
-    (C operators + - * / % and parentheses, max(a,b), min(a,b), ceil_div(a,b)). The edit of the launch sites must say the same."""
+    (C operators + - * / % and parentheses, max(a,b), min(a,b), ceil_div(a,b)). The edit of the launch sites must say
+    the same."""
 
     grid: tuple[str, str, str] = ("gx", "gy", "gz")
     block: tuple[str, str, str] = ("bx", "by", "bz")

@@ -52,8 +52,15 @@ def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, An
         row["kernel"] = name
         row["occupancy"] = asdict(occupancy.occupancy(facts, 256, target))
         rows.append(row)
-    return {"status": "done", "file": str(path), "arch": target, "flags": list(build.flags), "flags_from": build.origin,
-            "compiler": binary.compiler, "kernels": rows}  # fmt: skip
+    return {
+        "status": "done",
+        "file": str(path),
+        "arch": target,
+        "flags": list(build.flags),
+        "flags_from": build.origin,
+        "compiler": binary.compiler,
+        "kernels": rows,
+    }
 
 
 def facts_table(found: Mapping[str, Any]) -> None:
@@ -62,8 +69,15 @@ def facts_table(found: Mapping[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "kernel" else "right")
     for row in found["kernels"]:
         spills = row["spill_stores"] + row["spill_loads"]
-        table.add_row(row["demangled"], str(row["registers"]), f"{row['shared_bytes']} B", f"{row['stack_bytes']} B",
-                      f"{spills} B" if spills else "none", str(row["instructions"]), f"{row['occupancy']['fraction']:.0%}")  # fmt: skip
+        table.add_row(
+            row["demangled"],
+            str(row["registers"]),
+            f"{row['shared_bytes']} B",
+            f"{row['stack_bytes']} B",
+            f"{spills} B" if spills else "none",
+            str(row["instructions"]),
+            f"{row['occupancy']['fraction']:.0%}",
+        )
     _console().print(table)
 
 
@@ -126,13 +140,21 @@ def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
     data |= {"status": best.status, "kernel": best.kernel, "message": best.message, "tried": best.tried}
     data["kernels"] = [
-        {"kernel": o.kernel, "status": o.status, "message": o.message, "tried": o.tried, "diff": o.diff,
-         "evidence_level": o.evidence.get("evidence_level", "none"), "timing": o.evidence.get("timing"),
-         "traffic": o.evidence.get("traffic", {}), "gates": o.evidence.get("gates", []),
-         "origin": o.candidate.origin if o.candidate else None,
-         "steps": [{"origin": s.candidate.origin, "score": s.score, "note": s.note} for s in o.steps]}
+        {
+            "kernel": o.kernel,
+            "status": o.status,
+            "message": o.message,
+            "tried": o.tried,
+            "diff": o.diff,
+            "evidence_level": o.evidence.get("evidence_level", "none"),
+            "timing": o.evidence.get("timing"),
+            "traffic": o.evidence.get("traffic", {}),
+            "gates": o.evidence.get("gates", []),
+            "origin": o.candidate.origin if o.candidate else None,
+            "steps": [{"origin": s.candidate.origin, "score": s.score, "note": s.note} for s in o.steps],
+        }
         for o in outcomes
-    ]  # fmt: skip
+    ]
     return data
 
 
@@ -149,8 +171,14 @@ def bench_table(result: Mapping[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "launch" else "right")
     for row in result["launches"]:
         lo, hi = row["ci"]
-        table.add_row(row["shape"], f"{row['us']:.2f} µs", f"{row['ratio']:.4f}", f"{lo:.4f} – {hi:.4f}", f"{row['noise_floor']:.2%}",
-                      f"{row['clock_mhz']:.0f} MHz" if row["clock_mhz"] else "unknown")  # fmt: skip
+        table.add_row(
+            row["shape"],
+            f"{row['us']:.2f} µs",
+            f"{row['ratio']:.4f}",
+            f"{lo:.4f} – {hi:.4f}",
+            f"{row['noise_floor']:.2%}",
+            f"{row['clock_mhz']:.0f} MHz" if row["clock_mhz"] else "unknown",
+        )
     _console().print(table)
 
 
@@ -178,11 +206,18 @@ def doctor() -> dict[str, Any]:
         rows.append({"thing": "nvcc (facts, GPU)", "ok": True, "found": f"{tool.version} at {tool.path}", "todo": ""})
     except ToolMissing as error:
         rows.append({"thing": "nvcc (facts, GPU)", "ok": False, "found": "", "todo": str(error)})
-    rows.append({"thing": "sandbox (bubblewrap)", "ok": sandbox.available(), "found": shutil.which("bwrap") or "",
-                 "todo": "apt install bubblewrap; text from a model is not compiled without it"})  # fmt: skip
-    for name, found in device.probe():
-        if isinstance(found, str):
-            rows.append({"thing": name, "ok": False, "found": "", "todo": found})
+    rows.append(
+        {
+            "thing": "sandbox (bubblewrap)",
+            "ok": sandbox.available(),
+            "found": shutil.which("bwrap") or "",
+            "todo": "apt install bubblewrap; text from a model is not compiled without it",
+        }
+    )
+    for one in device.probe():
+        name, found = one.spec, one.info
+        if found is None:
+            rows.append({"thing": name, "ok": False, "found": "", "todo": one.reason})
         else:
             rows.append(
                 {"thing": name, "ok": True, "found": f"{found.name} ({found.arch}, {found.sms} SMs)", "todo": ""}

@@ -1,6 +1,7 @@
 """Judge a person's own rewrite: two files, one kernel, the original's inputs.
 
-Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, the candidate's
+Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, the
+candidate's
 own program is run under the same capture and its launches are paired with the original's, in order.
 """
 
@@ -63,12 +64,29 @@ def verify(
     build = find_build(request.original)
     opened = device or open_device(request.device)
     try:
-        workload = find_or_make(request.original, before, request.kernel or _changed(before, after), build, opened.info.kind,
-                                args=request.args, run_command=request.run_command, on_event=on_event, cancelled=cancelled)  # fmt: skip
+        workload = find_or_make(
+            request.original,
+            before,
+            request.kernel or _changed(before, after),
+            build,
+            opened.info.kind,
+            args=request.args,
+            run_command=request.run_command,
+            on_event=on_event,
+            cancelled=cancelled,
+        )
         kernel = before.kernel(workload.kernel)
         mapping = _launches(before, after, kernel, workload, build, request, opened.info.kind)
-        candidate = Candidate(kernel.id, old, new, minimal(old, new), "person", "reassociated", mapping,
-                              id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12])  # fmt: skip
+        candidate = Candidate(
+            kernel.id,
+            old,
+            new,
+            minimal(old, new),
+            "person",
+            "reassociated",
+            mapping,
+            id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
+        )
         verdict = judge.judge(
             opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled
         )
@@ -104,8 +122,12 @@ def _launches(
             "the candidate launches the kernel differently and has no main to run: its launch shapes are unknown"
         )
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
-        options = CaptureOptions(device="emulator" if kind == "emulator" else "cuda", kernel=rf"\b{kernel.name}\b",
-                                 first=len(workload.launches), into=Path(folder))  # fmt: skip
+        options = CaptureOptions(
+            device="emulator" if kind == "emulator" else "cuda",
+            kernel=rf"\b{kernel.name}\b",
+            first=len(workload.launches),
+            into=Path(folder),
+        )
         report = build_and_run(request.candidate, list(request.args), build, options)
         shapes = [
             Shape(x.grid, x.block, x.shared)

@@ -1,6 +1,7 @@
 """The loop: propose → compile → drop what changes nothing → judge → learn → next; then the full judge on the winner.
 
-A candidate scores its measured ratio's lower end on a GPU. The emulator measures no time: there the score is the predicted
+A candidate scores its measured ratio's lower end on a GPU. The emulator measures no time: there the score is the
+predicted
 drop in memory sectors (then in requests), and a candidate that changes neither keeps the score 1.0.
 """
 
@@ -78,7 +79,8 @@ def optimize(
     workload: Workload | None = None,
     policy: Policy | None = None,
 ) -> Outcome:
-    """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate exists."""
+    """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate
+    exists."""
     say = on_event or (lambda event: None)
     stop = cancelled or (lambda: False)
     text = request.text if request.text is not None else read_source(request.path)
@@ -87,8 +89,17 @@ def optimize(
     with _opened(request.device, device) as dev:
         say({"event": "phase", "message": f"looking for inputs on {dev.info.name}", "percentage": 2})
         if workload is None:
-            workload = find_or_make(request.path, module, request.kernel, build, dev.info.kind, args=request.args,
-                                    run_command=request.run_command, on_event=say, cancelled=stop)  # fmt: skip
+            workload = find_or_make(
+                request.path,
+                module,
+                request.kernel,
+                build,
+                dev.info.kind,
+                args=request.args,
+                run_command=request.run_command,
+                on_event=say,
+                cancelled=stop,
+            )
         kernel = module.kernel(request.kernel or workload.kernel)
         if kernel.has_error:
             raise SourceError(f"kernel {kernel.name} has a syntax error: mend it first")
@@ -132,8 +143,15 @@ class _Search:
         original = self.device.compile(self.build, self.text)
         self.seen.add(self._fingerprint(original, None))
         state = State(self._context, self.budget)
-        self.trajectory.append("start", kernel=self.kernel.id, file=self.request.path.name, device=self.device.info.name,
-                               policy=policy.name, inputs=self.workload.origin, launches=len(self.workload.launches))  # fmt: skip
+        self.trajectory.append(
+            "start",
+            kernel=self.kernel.id,
+            file=self.request.path.name,
+            device=self.device.info.name,
+            policy=policy.name,
+            inputs=self.workload.origin,
+            launches=len(self.workload.launches),
+        )
         try:
             while not self.budget.exhausted:
                 proposals = list(policy.propose(state))
@@ -190,8 +208,15 @@ class _Search:
 
     def _quick(self, candidate: Candidate) -> tuple[Verdict | None, str]:
         try:
-            return judge.quick(self.device, self.build, self.workload, self.text, candidate, options=self.request.options,
-                               cancelled=self.stop), ""  # fmt: skip
+            return judge.quick(
+                self.device,
+                self.build,
+                self.workload,
+                self.text,
+                candidate,
+                options=self.request.options,
+                cancelled=self.stop,
+            ), ""
         except DeviceError as error:
             self.device.restart()
             return None, str(error)
@@ -204,8 +229,16 @@ class _Search:
         rejected: Outcome | None = None
         for step in ranked[:5]:
             self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
-            verdict = judge.judge(self.device, self.build, self.workload, self.text, step.candidate,
-                                  options=self.request.options, on_event=self.say, cancelled=self.stop)  # fmt: skip
+            verdict = judge.judge(
+                self.device,
+                self.build,
+                self.workload,
+                self.text,
+                step.candidate,
+                options=self.request.options,
+                on_event=self.say,
+                cancelled=self.stop,
+            )
             outcome = self._outcome(step, verdict, state)
             holds = verdict.faster or self.device.info.kind == "emulator"
             if verdict.status == "verified" and holds:
@@ -233,14 +266,31 @@ class _Search:
         diff = unified_diff(self.text, step.candidate.text, self.request.path.name)
         evidence = to_json(verdict, candidate=step.candidate, diff=diff)
         self.trajectory.append("end", status=verdict.status, candidate=step.candidate.id, tried=self.budget.tried)
-        return Outcome(verdict.status, self.kernel.id, headline(verdict), step.candidate, verdict, diff, evidence,
-                       self.budget.tried, self._hash(), tuple(state.steps))  # fmt: skip
+        return Outcome(
+            verdict.status,
+            self.kernel.id,
+            headline(verdict),
+            step.candidate,
+            verdict,
+            diff,
+            evidence,
+            self.budget.tried,
+            self._hash(),
+            tuple(state.steps),
+        )
 
     # ------------------------------------------------------------ helpers
 
     def _context(self, candidate: Candidate | None) -> Context:
-        return Context.make(self.request.path, candidate.text if candidate else self.text, self.kernel.id, self.workload,
-                            self.device.info, original=self.text, base=candidate)  # fmt: skip
+        return Context.make(
+            self.request.path,
+            candidate.text if candidate else self.text,
+            self.kernel.id,
+            self.workload,
+            self.device.info,
+            original=self.text,
+            base=candidate,
+        )
 
     def _fingerprint(self, binary: Binary, candidate: Candidate | None) -> str:
         """What makes two candidates the same to the machine: this kernel's instructions and the launch shape."""
@@ -263,16 +313,22 @@ class _Search:
         requests = verdict.traffic.get("requests_before", 0.0), verdict.traffic.get("requests_after", 0.0)
         if not before or not after:
             return 1.0
-        return (before / after) * (requests[0] / requests[1] if all(requests) else 1.0) ** 0.25
+        return float((before / after) * (requests[0] / requests[1] if all(requests) else 1.0) ** 0.25)
 
     def _worth(self) -> float:
         return 1.0 if self.device.info.kind == "emulator" else 1.01
 
     def _describe(self, step: Step) -> Event:
         best = f"{step.score:.2f}×" if step.score is not None else "rejected"
-        return {"event": "candidate", "origin": step.candidate.origin, "score": step.score, "note": step.note,
-                "tried": self.budget.tried, "percentage": self._percent(),
-                "message": f"{step.candidate.origin}: {best if not step.note else step.note}"}  # fmt: skip
+        return {
+            "event": "candidate",
+            "origin": step.candidate.origin,
+            "score": step.score,
+            "note": step.note,
+            "tried": self.budget.tried,
+            "percentage": self._percent(),
+            "message": f"{step.candidate.origin}: {best if not step.note else step.note}",
+        }
 
     def _percent(self) -> int:
         return 5 + int(85 * self.budget.share)
@@ -310,8 +366,19 @@ def optimize_all(
         workloads = []
         for kernel in module.kernels:
             try:
-                workloads.append(find_or_make(request.path, module, kernel.id, build, device.info.kind, args=request.args,
-                                              run_command=request.run_command, on_event=say, cancelled=cancelled))  # fmt: skip
+                workloads.append(
+                    find_or_make(
+                        request.path,
+                        module,
+                        kernel.id,
+                        build,
+                        device.info.kind,
+                        args=request.args,
+                        run_command=request.run_command,
+                        on_event=say,
+                        cancelled=cancelled,
+                    )
+                )
             except NoInputs as error:
                 say({"event": "log", "message": f"{kernel.name}: {error}"})
         if not workloads:

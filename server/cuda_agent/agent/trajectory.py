@@ -1,6 +1,7 @@
 """The trajectory: one JSON line a step, enough to replay a search or to train on it later.
 
-Lines: `{"step": "start"|"candidate"|"best"|"end", "time": seconds since start, …}`. A candidate line has its whole text, where it
+Lines: `{"step": "start"|"candidate"|"best"|"end", "time": seconds since start, …}`. A candidate line has its whole
+text, where it
 came from, the gates, the timing and the score. No environment, no paths outside the file's own name.
 """
 

@@ -50,6 +50,7 @@ class Optimize:
     text: str
     kernel: str
     settings: RunSettings = RunSettings()
+    job: str = ""  # the caller's id; empty: the engine makes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Capture:
     text: str
     kernel: str | None = None
     settings: RunSettings = RunSettings()
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Verify:
     numeric: str = "bit-exact"
     launch: Mapping[str, Any] = field(default_factory=dict)
     settings: RunSettings = RunSettings()
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from cuda_agent.engine import processes
 from cuda_agent.engine.codec import to_json
 from cuda_agent.engine.messages import Capture, JobDone, JobKind, JobProgress, JobStatus, Log, Optimize, Verify
 from cuda_agent.engine.runner import JobProcess
-from cuda_agent.errors import Cancelled, CudaAgentError
+from cuda_agent.errors import Cancelled, CudaAgentError, UsageError
 
 Emit = Callable[[str, object], None]
 JobParams = Capture | Optimize | Verify
@@ -39,9 +39,6 @@ class Job:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     last_sent: float = 0.0
 
-    def same_work(self, kind: str, params: JobParams) -> bool:
-        return self.kind == kind and self.params == params and not self.cancelled
-
 
 class Registry:
     """Emits `job/progress` and `job/done`; a job that was submitted always gets exactly one `job/done`."""
@@ -52,11 +49,10 @@ class Registry:
         self._runner: asyncio.Task[None] | None = None
 
     def submit(self, kind: JobKind, params: JobParams) -> Job:
-        """A new job, or the one that already does exactly this."""
-        for job in self.jobs.values():
-            if job.same_work(kind, params):
-                return job
-        id = uuid.uuid4().hex[:12]
+        """A new job under the caller's id. UsageError when that id is taken."""
+        id = params.job or uuid.uuid4().hex[:12]
+        if id in self.jobs:
+            raise UsageError(f"there is a job {id} already")
         job = Job(id, kind, params, JobProcess(lambda method, notice: self._notice(id, method, notice)))
         self.jobs[id] = job
         if self._runner is None or self._runner.done():

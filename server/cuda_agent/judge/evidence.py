@@ -1,7 +1,7 @@
 """`evidence.json`, schema version 1, and its rendering. The fields are described in docs/evidence.md.
 
-The JSON is what `--json` prints and what travels from the engine to the editor; it holds the whole verdict (`from_json` gives
-it back). Nothing here imports numpy: the server process renders evidence too.
+The JSON is what `--json` prints and what travels from the engine to the editor; it holds the whole verdict
+(`from_json` gives it back). Nothing here imports numpy: the server process renders evidence too.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def headline(verdict: Verdict) -> str:
     inputs = verdict.inputs.partition(":")[0]
     if verdict.level == "emulated":
         traffic = traffic_sentence(verdict.traffic)
-        return f"Same results on {_launches(verdict)} ({inputs} inputs); {f'{traffic}; ' if traffic else ''}not measured"
+        return (
+            f"Same results on {_launches(verdict)} ({inputs} inputs); {f'{traffic}; ' if traffic else ''}not measured"
+        )
     program = "; your program's output is unchanged" if verdict.level == "in-program" else ""
     timing = verdict.timing
     if timing is None:
@@ -181,7 +183,8 @@ _STATUS = {"verified": "green", "rejected": "red", "undecided": "yellow"}
 
 
 def render_text(console: Console, evidence: Mapping[str, Any]) -> None:
-    """Print one screen: headline, gates, timing interval, numeric table, predicted traffic. `evidence` is `to_json`'s."""
+    """Print one screen: headline, gates, timing interval, numeric table, predicted traffic. `evidence` is
+    `to_json`'s."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -215,7 +218,9 @@ def _gates_table(gates: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column(overflow="fold")
     for gate in gates:
         style = "yellow" if gate["undecided"] else _STYLE[gate["status"]]
-        table.add_row(gate["id"], gate["name"], Text(_MARK[gate["status"]], style=style), Text(gate["detail"], style=style))
+        table.add_row(
+            gate["id"], gate["name"], Text(_MARK[gate["status"]], style=style), Text(gate["detail"], style=style)
+        )
     return table
 
 
@@ -267,7 +272,10 @@ def _numeric_table(gates: Sequence[Mapping[str, Any]]) -> RenderableType | None:
         table.add_row(
             str(row["buffer"]),
             row["class"],
-            *(_number(row.get(key)) for key in ("elements", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "allowed")),
+            *(
+                _number(row.get(key))
+                for key in ("elements", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "allowed")
+            ),
         )
     return table
 

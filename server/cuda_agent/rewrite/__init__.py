@@ -13,7 +13,8 @@ __all__ = ["RULES", "Context", "candidates", "refusals"]
 
 
 def candidates(context: Context, base: Candidate | None = None) -> Iterator[Candidate]:
-    """Candidates of every rule on this text. A rule acts at most once on the way to a candidate, so that a search ends."""
+    """Candidates of every rule on this text. A rule acts at most once on the way to a candidate, so that a search
+    ends."""
     refuse_damaged(context)
     for rule in RULES:
         if base is not None and rule.name in base.origin:

@@ -14,7 +14,8 @@ AxisText = Callable[[str], str]
 
 
 def sites_of(context: Context) -> tuple[LaunchSite, ...]:
-    """The launch sites of the kernel. RuleRefused when there is none in this file: the launch shape cannot be edited."""
+    """The launch sites of the kernel. RuleRefused when there is none in this file: the launch shape cannot be
+    edited."""
     if not context.sites:
         raise RuleRefused(
             f"{context.kernel.name} is launched outside this file: its launch shape cannot be changed here"
@@ -23,7 +24,8 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
 
 
 def axes(context: Context, expression: str) -> tuple[str, str, str]:
-    """Texts of the x, y and z extents of a grid or block expression: of an integer (n, 1, 1), of a dim3 its fields."""
+    """Texts of the x, y and z extents of a grid or block expression: of an integer (n, 1, 1), of a dim3 its
+    fields."""
     code = expression.strip()
     constructor = re.fullmatch(r"dim3\s*[({](.*)[)}]", code, re.S)
     if constructor:
@@ -71,13 +73,13 @@ _INTEGER = r"(?:(?:static|const|constexpr|unsigned|signed|long|std::)\s+)*(?:uns
 
 
 def _declaration(context: Context, name: str) -> tuple[str, int] | None:
-    """How a variable is declared: ("dim3", arguments given) or ("int", 1); None when unknown or declared in several ways."""
+    """How a variable is declared: ("dim3", arguments given) or ("int", 1); None when unknown or declared in several
+    ways."""
     text = context.text
     found: set[tuple[str, int]] = set()
-    for match in re.finditer(
-        rf"\bdim3\s+(?:\w+\s*(?:\([^;]*?\)|\{{[^;]*?\}})?\s*,\s*)*{name}\s*(?:=\s*dim3\s*)?(?:\(([^;]*?)\)|\{{([^;]*?)\}}|;)\s*[;,]?",
-        text,
-    ):
+    others = r"(?:\w+\s*(?:\([^;]*?\)|\{[^;]*?\})?\s*,\s*)*"
+    value = r"(?:=\s*dim3\s*)?(?:\(([^;]*?)\)|\{([^;]*?)\}|;)"
+    for match in re.finditer(rf"\bdim3\s+{others}{name}\s*{value}\s*[;,]?", text):
         arguments = match.group(1) or match.group(2)
         found.add(("dim3", len(split_arguments(arguments)) if arguments else 3))
     if re.search(rf"\b{_INTEGER}\s+{name}\b", text) or re.search(rf"#\s*define\s+{name}\s+\(?\d+", text):

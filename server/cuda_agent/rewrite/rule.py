@@ -1,13 +1,15 @@
-"""The rule protocol. A rule finds sites on the syntax tree, says what must be true there and how it knows, and edits the text.
+"""The rule protocol. A rule finds sites on the syntax tree, says what must be true there and how it knows, and edits
+the text.
 
-A rule never runs or measures anything; whether its candidate is right and faster is the judge's to say. `sites` yields only
-places where the rule believes itself legal; a place where it is not is refused with a reason (`refusals`), for the person to read.
+A rule never runs or measures anything; whether its candidate is right and faster is the judge's to say. `sites`
+yields only
+places where the rule believes itself legal; a place where it is not is refused with a reason (`refusals`), for the
+person to read.
 """
 
 from __future__ import annotations
 
 import hashlib
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +46,8 @@ ORDER = {"bit-exact": 0, "reassociated": 1, "tolerance": 2, "fast-math": 3}
 
 @dataclass(frozen=True)
 class Context:
-    """One kernel in one text, with what is known about its launches. `shapes` are the launch shapes of *this* text."""
+    """One kernel in one text, with what is known about its launches. `shapes` are the launch shapes of *this*
+    text."""
 
     module: Module
     kernel: Kernel
@@ -169,7 +172,7 @@ class Rewrite:
     """What a rule does at a site: edits of the context's text."""
 
     edits: tuple[Edit, ...]
-    launch: LaunchMap = LaunchMap()
+    launch: LaunchMap = field(default_factory=LaunchMap)
     assumptions: tuple[Assumption, ...] = ()
     numeric: NumericClass = "bit-exact"
 

@@ -15,8 +15,8 @@ from cuda_agent.source.lexical import Lexed, closing, split_commas
 # Words the grammar knows in front of a function's name; any other word there is a macro.
 QUALIFIERS = frozenset(
     b"static inline extern const constexpr consteval volatile unsigned signed long short void int float double char "
-    b"bool auto typename struct class enum friend virtual explicit template __global__ __device__ __host__ __forceinline__ "
-    b"__noinline__ __launch_bounds__ __attribute__ __attribute __declspec alignas requires noexcept namespace".split()
+    b"bool auto typename struct class enum friend virtual explicit template __global__ __device__ __host__ "
+    b"__forceinline__ __noinline__ __launch_bounds__ __attribute__ __attribute __declspec alignas requires noexcept namespace".split()
 )
 # CUDA qualifiers that tree-sitter-cuda 0.21 does not know.
 _UNKNOWN_CUDA = frozenset(
@@ -205,7 +205,7 @@ def _declares(code: bytes, item: _Item) -> bool:
 
 
 def _start(lexed: Lexed, marker: int) -> tuple[int, list[_Item]]:
-    """Where the definition begins, and its tokens in front of `__global__`."""
+    """Where the definition begins, and the tokens in front of `__global__` back to something that cannot be a macro."""
     code = lexed.code
     boundary = max(code.rfind(byte, 0, marker) for byte in (b";", b"{", b"}")) + 1
     extern = code.rfind(b"template", boundary, marker)
@@ -233,17 +233,14 @@ def _start(lexed: Lexed, marker: int) -> tuple[int, list[_Item]]:
             kind, end = "string", (close + 1 if close >= 0 else end)
         items.append(_Item(kind, Span(at, min(end, marker))))
         at = end
-    first = len(items)
+    run = first = len(items)
     for index in range(len(items) - 1, -1, -1):
-        item = items[index]
-        if item.kind == "word" and code[item.span.start : item.span.end] == b"template":
-            first = index
-            continue
-        if not _belongs(lexed, items, index, marker):
+        if items[index].kind in ("other", "scope"):
             break
-        first = index
-    items = items[first:]
-    return (items[0].span.start if items else marker), items
+        run = index
+        if first == index + 1 and _belongs(lexed, items, index, marker):
+            first = index
+    return (items[first].span.start if first < len(items) else marker), items[run:]
 
 
 def _template_before(code: bytes, boundary: int, marker: int) -> int | None:

@@ -21,9 +21,9 @@ from elftools.elf.elffile import ELFFile
 
 from cuda_agent.errors import ToolchainError
 from cuda_agent.model import Facts, LineFacts
+from cuda_agent.toolchain.lines import Row, instruction_count, line_facts, rows, source_lines
 from cuda_agent.toolchain.names import demangle
 
-INSTRUCTION_BYTES = 16
 _ENTRY = 0x10  # st_other bit of a __global__ function (STO_CUDA_ENTRY)
 _RESERVED_SHARED = 1024  # what CUDA keeps for itself in each block's shared memory, counted in .nv.shared from sm_90 on
 _REGCOUNT, _FRAME_SIZE, _MIN_STACK_SIZE, _KPARAM_INFO = 0x2F, 0x11, 0x12, 0x17
@@ -108,6 +108,19 @@ class Cubin:
                 found.append((r["r_offset"], r["r_info_type"], self.symbols[r["r_info_sym"]], addend))
         return found
 
+    @cached_property
+    def line_table(self) -> list[list[Row]]:
+        names = {at: symbol.name or self._section_name(symbol) for at, _, symbol, _ in self.relocations(".debug_line")}
+        return rows(self.section(".debug_line"), {at: name.removeprefix(".text.") for at, name in names.items()})
+
+    def _section_name(self, symbol: Any) -> str:
+        number = symbol["st_shndx"]
+        return str(self.by_index[number].name) if isinstance(number, int) else ""
+
+    def lines(self, kernel: str, file: str) -> list[int]:
+        """The line of `file` that each instruction comes from, 0 where none; all 0 without -lineinfo."""
+        return source_lines(self.line_table, kernel, file, instruction_count(self.code(kernel)))
+
     def sass_hash(self, kernel: str) -> str:
         """sha256 of what the kernel executes: instructions, literal constants, static shared size, and functions that
         it calls. Names given by the compiler and addresses do not count, so that two builds of the same code agree."""
@@ -146,7 +159,7 @@ class Cubin:
             spill_loads=0,
             constant_bytes=sum(self.size(n) for n in banks),
             sass_hash=self.sass_hash(kernel),
-            instructions=len(self.code(kernel)) // INSTRUCTION_BYTES,
+            instructions=instruction_count(self.code(kernel)),
             lines=lines,
         )
 
@@ -164,13 +177,17 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield attribute, struct.pack("<H", size)
 
 
-def read(data: bytes) -> dict[str, Facts]:
-    """Facts of every kernel by mangled name, spills left 0 (the cubin does not say; see `nvcc.spills`).
+def read(data: bytes, file: str | None = None) -> dict[str, Facts]:
+    """Facts of every kernel by mangled name, spills left 0 (the cubin does not say; `ptxas -v` does).
 
-    Raises ToolchainError when `data` is not a cubin.
+    With `file` (as the compiler was told it) and a cubin built with -lineinfo, `Facts.lines` says what each of its
+    lines became. Raises ToolchainError when `data` is not a cubin.
     """
     parsed = Cubin(data)
-    return {name: parsed.facts(name) for name in parsed.kernels}
+    return {
+        name: parsed.facts(name, line_facts(parsed.code(name), parsed.lines(name, file)) if file else ())
+        for name in parsed.kernels
+    }
 
 
 def param_layout(data: bytes, mangled: str) -> tuple[tuple[int, int], ...]:
@@ -179,8 +196,3 @@ def param_layout(data: bytes, mangled: str) -> tuple[tuple[int, int], ...]:
     if mangled not in parsed.kernels:
         raise ToolchainError(f"The cubin holds no kernel {demangle(mangled)}; it holds {', '.join(parsed.kernels)}.")
     return parsed.param_layout(mangled)
-
-
-def read_with_lines(data: bytes, file: str) -> dict[str, Facts]:
-    """As `read`, with `Facts.lines` for the lines of `file` when the cubin was built with -lineinfo."""
-    return read(data)

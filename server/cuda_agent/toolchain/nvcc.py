@@ -198,7 +198,7 @@ def _compile(
             raise _failure(build.file, messages, done.returncode)
         data = out.read_bytes()
         headers = project_headers(deps.read_text(errors="replace"), source, nvcc.root)
-    found = with_ptxas(cubin.read_with_lines(data, str(build.file)), done.stderr, arch)
+    found = with_ptxas(cubin.read(data, str(build.file)), done.stderr, arch)
     sha = hashlib.sha256(data).hexdigest()
     return Binary("cubin", data, sha, found, "nvcc", flags, nvcc.text), headers
 

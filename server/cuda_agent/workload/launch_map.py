@@ -106,7 +106,8 @@ def compose(outer: LaunchMap, inner: LaunchMap) -> LaunchMap:
 def fit(pairs: Sequence[tuple[Shape, Shape]]) -> LaunchMap:
     """The simplest map that takes every captured shape to the shape the candidate's own program launched.
 
-    Raises WorkloadError when none of the usual forms (same, constant, multiple, fraction, all threads over a new block) fits.
+    Raises WorkloadError when none of the usual forms (same, constant, multiple, fraction, all threads over a new
+    block) fits.
     """
     grid = [_fit_one([(a, b.grid[axis]) for a, b in pairs], f"g{'xyz'[axis]}", axis) for axis in range(3)]
     block = [_fit_one([(a, b.block[axis]) for a, b in pairs], f"b{'xyz'[axis]}", axis) for axis in range(3)]
@@ -125,5 +126,6 @@ def _fit_one(pairs: Sequence[tuple[Shape, int]], same: str, axis: int) -> str:
         if all(evaluate(form, v) == w for v, w in zip(values, wanted, strict=True)):
             return form
     raise WorkloadError(
-        f"the candidate's launches ({wanted[:4]}…) do not follow from the original's by a simple rule; pass one launch at a time"
+        f"the candidate's launches ({wanted[:4]}…) do not follow from the original's by a simple rule:"
+        " capture one launch"
     )

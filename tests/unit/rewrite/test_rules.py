@@ -1,4 +1,5 @@
-"""Every rule on small files: the golden diff, or the reason why it refuses. Cases are archives in tests/markers/rules."""
+"""Every rule on small files: the golden diff, or the reason why it refuses. Cases are archives in
+tests/markers/rules."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from archive import Archive, archives
 
+from archive import Archive, archives
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context

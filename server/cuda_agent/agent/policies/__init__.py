@@ -1,6 +1,7 @@
 """Policies: what to try next, given everything seen so far.
 
-A policy proposes a round of candidates; the loop compiles them, drops the ones that change nothing, judges the rest and
+A policy proposes a round of candidates; the loop compiles them, drops the ones that change nothing, judges the rest
+and
 hands the steps back in `State.steps`. An empty round ends the search.
 """
 

@@ -29,7 +29,7 @@ CLOSING = {")", "]", "}"}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`kind`: word, number, string, punct, directive (a whole `#…` line), define (the head of a `#define`), end (of its body).
+    """`kind`: word, number, string, punct, directive (a whole `#…` line), define (the head of a `#define`), end.
 
     `macro` numbers the macro body a token stands in, -1 for ordinary text.
     """

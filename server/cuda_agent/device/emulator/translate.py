@@ -2,21 +2,22 @@
 
 Every edit keeps the line it stands on, so diagnostics, debug lines and `__LINE__` are those of the person's file:
 
-    __global__ void k(T *x) { BODY }   →  __global__ void k(T *x) { CUEMU_KERNEL(T *x) { BODY } CUEMU_KERNEL_END(x) }
-    k<T><<<g, b, s, t>>>(x)            →  ::cuemu::configure(g, b, s, t) ? (void)0 : k<T>(x)
-    __shared__ T a[4], b;              →  CUEMU_SHARED(a, ([4]), T); CUEMU_SHARED(b, (), T);
+    __global__ void k(T *x) { …        →  __global__ void k(T *x) { CUEMU_KERNEL(x); …
+    k<T><<<g, b, s, t>>>(x)            →  CUEMU_LAUNCH((k<T>), (g, b, s, t), x)
+    __shared__ T a[4], b;              →  CUEMU_SHARED(a, T[4]); CUEMU_SHARED(b, T);
     extern __shared__ T a[];           →  CUEMU_DYNAMIC_SHARED(a, T);
-    __device__ int n;                  →  __device__ int n; CUEMU_GLOBAL("n", n);
+    __device__ int n;                  →  __device__ int n; CUEMU_GLOBAL(n);
     asm("…") in device code            →  CUEMU_UNSUPPORTED("inline PTX")
     #if __CUDA_ARCH__ in device code   →  #if CUEMU_CUDA_ARCH
 
-A kernel's own name becomes the host stub, as with nvcc: its address, overloads and deduced template arguments keep working.
+`__CUDA_ARCH__` is not defined elsewhere, so `__host__ __device__` functions take their host branch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NoReturn
 
 from cuda_agent.device.emulator.tokens import (
     Token,
@@ -59,23 +60,25 @@ _UNSUPPORTED_WORDS = {
     "cudaIpcMemHandle_t": "inter-process memory",
 }
 _UNSUPPORTED_HEADERS = re.compile(
-    r"#\s*include\s*[<\"]((?:thrust|cuda/std|cuda/barrier|cuda/pipeline|cute|cutlass|nvtx3)/?[^>\"]*"
-    r"|cublas\w*\.h|cufft\w*\.h|cudnn\w*\.h|cusparse\w*\.h|cusolver\w*\.h|nccl\.h|nvrtc\.h|npp\w*\.h|mma\.h"
-    r"|cub/(?!cub\.cuh|block/block_reduce\.cuh)[^>\"]*)[>\"]"
+    r"#\s*include\s*<((?:thrust|cuda|cute|cutlass|nvtx3)/[^>]*|mma\.h|nccl\.h|nvrtc\.h"
+    r"|(?:cublas|cufft|cudnn|cusparse|cusolver|npp)\w*\.h|cub/(?!cub\.cuh|block/block_reduce\.cuh)[^>]*)>"
+    r"|#\s*include\s*\"((?:cublas|cufft|cudnn|cusparse|cusolver)\w*\.h)\""
 )
 
 
 def translate(text: str, path: str = "<text>") -> str:
     """`text` as C++17 for g++ with the emulator's headers; line numbers are unchanged.
 
-    Raises Unsupported, naming the construct and its line, for textures, surfaces, graphs and libraries that the emulator has not.
+    Raises Unsupported, naming the construct and its line, for textures, surfaces, graphs and libraries it has not.
     """
     return _Translator(text, path).run()
 
 
 def needs_translation(text: str) -> bool:
     """Whether a header holds anything that `translate` would change."""
-    return any(word in text for word in ("__global__", "__shared__", "<<<", "__device__", "__constant__", "__managed__"))
+    return any(
+        word in text for word in ("__global__", "__shared__", "<<<", "__device__", "__constant__", "__managed__")
+    )
 
 
 class _Translator:
@@ -93,8 +96,7 @@ class _Translator:
     # ------------------------------------------------------------ the whole text
 
     def run(self) -> str:
-        self._refuse()
-        scopes = self._scopes()
+        in_namespace = self._namespace_scope()
         i = 0
         while i < len(self.tokens):
             token = self.tokens[i]
@@ -106,8 +108,8 @@ class _Translator:
                 if token.text == "__shared__":
                     i = self._shared(i)
                     continue
-                if token.text in _VARIABLE_SPACES and scopes[i] is not None:
-                    self._variable(i, scopes[i] or ())
+                if token.text in _VARIABLE_SPACES and in_namespace[i]:
+                    self._variable(i)
             elif token.text == "<<<" and token.kind == "punct":
                 self._launch(i)
             i += 1
@@ -128,19 +130,25 @@ class _Translator:
     def _line(self, token: Token) -> int:
         return self.text.count("\n", 0, token.start) + 1
 
-    def _refuse(self) -> None:
+    def refused(self) -> list[str]:
+        """One sentence for every construct that no rewriting makes runnable."""
+        found: list[str] = []
         for i, token in enumerate(self.tokens):
             if token.kind == "directive":
                 header = _UNSUPPORTED_HEADERS.match(token.text)
                 if header:
-                    self._unsupported(token, f"<{header.group(1)}>")
+                    found.append(self._cannot(token, f"<{header.group(1) or header.group(2)}>"))
             elif token.kind == "word" and token.text in _UNSUPPORTED_WORDS:
                 if token.text == "texture" and not (i + 1 < len(self.tokens) and self.tokens[i + 1].text == "<"):
                     continue
-                self._unsupported(token, _UNSUPPORTED_WORDS[token.text])
+                found.append(self._cannot(token, _UNSUPPORTED_WORDS[token.text]))
+        return found
 
-    def _unsupported(self, token: Token, what: str) -> None:
-        raise Unsupported(f"{self.path}:{self._line(token)}: the emulator cannot run {what}; use a GPU for this file")
+    def _cannot(self, token: Token, what: str) -> str:
+        return f"{self.path}:{self._line(token)}: the emulator cannot run {what}"
+
+    def _unsupported(self, token: Token, what: str) -> NoReturn:
+        raise Unsupported(f"{self._cannot(token, what)}; use a GPU for this file")
 
     def _macros(self) -> dict[str, str]:
         """Object-like macros by name. Those that spell a qualifier (`#define KERNEL __global__ void`) act as it."""
@@ -162,17 +170,17 @@ class _Translator:
                 head = None
         return found
 
-    def _scopes(self) -> list[tuple[str, ...] | None]:
-        """For every token the namespaces around it; None inside functions, classes and macro bodies."""
-        scopes: list[tuple[str, ...] | None] = []
-        stack: list[tuple[str, ...] | None] = [()]
-        statement: list[Token] = []
+    def _namespace_scope(self) -> list[bool]:
+        """For every token whether it stands in a namespace, and not in a function, class or macro body."""
+        inside: list[bool] = []
+        stack = [True]
+        statement: list[str] = []
         for token in self.tokens:
-            scopes.append(None if token.macro >= 0 else stack[-1])
+            inside.append(token.macro < 0 and stack[-1])
             if token.macro >= 0 or token.kind in ("directive", "define", "end"):
                 continue
             if token.kind == "punct" and token.text == "{":
-                stack.append(self._scope(stack[-1], statement))
+                stack.append(stack[-1] and ("namespace" in statement or statement == ["extern", '"C"']))
                 statement = []
             elif token.kind == "punct" and token.text == "}":
                 if len(stack) > 1:
@@ -181,18 +189,8 @@ class _Translator:
             elif token.kind == "punct" and token.text == ";":
                 statement = []
             else:
-                statement.append(token)
-        return scopes
-
-    @staticmethod
-    def _scope(outer: tuple[str, ...] | None, statement: list[Token]) -> tuple[str, ...] | None:
-        words = [t.text for t in statement]
-        if outer is None:
-            return None
-        if "namespace" in words:
-            names = [t for t in words[words.index("namespace") + 1 :] if t not in ("::", "inline")]
-            return outer + (tuple(names) or ("",))
-        return outer if words == ["extern", '"C"'] else None
+                statement.append(token.text)
+        return inside
 
     # ------------------------------------------------------------ functions
 
@@ -265,7 +263,6 @@ class _Translator:
     def _kernel(self, params: int, body: int) -> None:
         tokens, pairs = self.tokens, self.pairs
         close = pairs[params]
-        spelled: list[str] = []
         names: list[str] = []
         inner = range(params + 1, close)
         if any(tokens[i].kind in ("directive", "define") for i in inner):
@@ -278,18 +275,14 @@ class _Translator:
                 macro = tokenize(self.macros[part[0].text])
                 inner_pairs = match_brackets(macro)
                 for a, b in split_commas(macro, inner_pairs, 0, len(macro)):
-                    name, _, copy = _parameter(macro[a:b], f"cuemu_p{number}_{a}")
-                    names.append(name)
-                    spelled.append(copy)
+                    names.append(_parameter(macro[a:b], "")[0])
                 continue
-            name, unnamed_at, copy = _parameter(part, f"cuemu_p{number}")
+            name, unnamed_at = _parameter(part, f"cuemu_unnamed_{number}")
             if unnamed_at is not None:
                 self.edits.append((unnamed_at, unnamed_at, f" {name}"))
             names.append(name)
-            spelled.append(copy)
-        opening, closing = tokens[body], tokens[pairs[body]]
-        self.edits.append((opening.start, opening.start, f"{{ CUEMU_KERNEL({', '.join(spelled)}) "))
-        self.edits.append((closing.end, closing.end, f" CUEMU_KERNEL_END({', '.join(names)}) }}"))
+        at = tokens[body].end
+        self.edits.append((at, at, f" CUEMU_KERNEL({', '.join(names)});"))
 
     # ------------------------------------------------------------ launches
 
@@ -305,13 +298,18 @@ class _Translator:
         first = self._callee(at)
         if close >= len(tokens) or first is None:
             return
-        start, end = tokens[first].start, tokens[at].end
-        callee = self.text[start : tokens[at].start]
-        self.edits.append((start, end, "::cuemu::configure("))
-        self.edits.append((tokens[close].start, tokens[close].end, f") ? (void)0 : {callee.rstrip()}{_gap(callee)}"))
+        opened = close + 1
+        if opened >= len(tokens) or tokens[opened].text != "(" or opened not in pairs:
+            self._unsupported(tokens[at], "a launch whose arguments do not follow its >>>")
+        arguments = pairs[opened] > opened + 1
+        start, after = tokens[first].start, tokens[at - 1].end
+        self.edits.append((start, start, "CUEMU_LAUNCH(("))
+        self.edits.append((after, tokens[at].end, "), (" + self.text[after : tokens[at].start].strip(" ")))
+        gap = self.text[tokens[close].end : tokens[opened].start].strip(" ")
+        self.edits.append((tokens[close].start, tokens[opened].end, ")" + gap + (", " if arguments else "")))
 
     def _callee(self, at: int) -> int | None:
-        """Index of the first token of the expression before `<<<`: `ns::k<T>`, `table[i]`, `(pick())`, `object->member`."""
+        """Index of the first token of the expression before `<<<`: `ns::k<T>`, `table[i]`, `(pick())`, `a->b`."""
         tokens, pairs = self.tokens, self.pairs
         i = at - 1
         macro = tokens[at].macro
@@ -342,7 +340,9 @@ class _Translator:
             if i and tokens[i - 1].text == "template":
                 i -= 1
             if i and tokens[i - 1].text in ("::", ".", "->") and tokens[i - 1].macro == macro:
-                if tokens[i - 1].text == "::" and not (i > 1 and (tokens[i - 2].kind == "word" or tokens[i - 2].text == ">")):
+                if tokens[i - 1].text == "::" and not (
+                    i > 1 and (tokens[i - 2].kind == "word" or tokens[i - 2].text == ">")
+                ):
                     return i - 1
                 if i > 1 and tokens[i - 2].text in _KEYWORDS:
                     return i - 1
@@ -372,7 +372,11 @@ class _Translator:
         """First token of a declaration whose qualifier stands at `at` (`volatile extern __shared__ …`)."""
         i = at
         words = {"extern", "static", "volatile", "const", "inline", "constexpr", "alignas", "unsigned"}
-        while i > 0 and self.tokens[i - 1].text in words | _VARIABLE_SPACES and self.tokens[i - 1].macro == self.tokens[at].macro:
+        while (
+            i > 0
+            and self.tokens[i - 1].text in words | _VARIABLE_SPACES
+            and self.tokens[i - 1].macro == self.tokens[at].macro
+        ):
             i -= 1
         return i
 
@@ -386,29 +390,44 @@ class _Translator:
         parts = split_commas(tokens, self.pairs, at + 1, end)
         if not parts:
             return at + 1
-        leading = [t.text for t in tokens[first:at] if t.text not in ("extern", "static")]
+        leading = [t.text for t in tokens[first:at] if t.text in ("volatile", "const", "unsigned")]
         dynamic = any(t.text == "extern" for t in tokens[first : end + 1])
-        lead, declared = self._declarator([t for t in tokens[parts[0][0] : parts[0][1]] if t.text not in ("extern", "static")])
+        lead, declared = self._declarator(
+            [t for t in tokens[parts[0][0] : parts[0][1]] if t.text not in ("extern", "static")]
+        )
         if declared is None:
             return at + 1
         base = [*leading, *lead]
         out: list[str] = []
         for number, (start, stop) in enumerate(parts):
-            stars, found = (([], declared) if number == 0 else self._declarator(tokens[start:stop]))
+            stars, found = ([], declared) if number == 0 else self._declarator(tokens[start:stop])
             if found is None:
                 continue
             name, extents = found
             kind = " ".join([*base, *stars])
+            outside = "" if self._inside_function(at) else "_OUTSIDE"
             if dynamic:
-                inside = self._inside_function(at)
-                macro = "CUEMU_DYNAMIC_SHARED" if inside else "CUEMU_DYNAMIC_SHARED_GLOBAL"
-                out.append(f"{macro}({name}, {kind})")
+                inner = extents[extents.find("]") + 1 :] if extents.startswith("[]") else extents
+                out.append(f"CUEMU_DYNAMIC_SHARED{outside}({name}, {kind}{inner})")
             else:
-                out.append(f"CUEMU_SHARED({name}, ({extents}), {kind})")
+                out.append(f"CUEMU_SHARED{outside}({name}, {kind}{extents})")
         newlines = self.text.count("\n", tokens[first].start, tokens[end].start)
         continued = "\\\n" if tokens[at].macro >= 0 else "\n"
         self.edits.append((tokens[first].start, tokens[end].start, "; ".join(out) + continued * newlines))
         return end
+
+    def _without_alignment(self, start: int, stop: int) -> list[Token]:
+        """The tokens of a shared declaration that name its type: the storage is 128-byte aligned anyway."""
+        kept: list[Token] = []
+        i = start
+        while i < stop:
+            token = self.tokens[i]
+            if token.text in ("alignas", "__align__", "__attribute__") and self.tokens[i + 1].text == "(":
+                i = self.pairs.get(i + 1, i + 1)
+            elif token.text not in ("extern", "static"):
+                kept.append(token)
+            i += 1
+        return kept
 
     def _inside_function(self, at: int) -> bool:
         if self.tokens[at].macro >= 0:
@@ -432,10 +451,7 @@ class _Translator:
                 depth -= 1
             elif text in (">", ">>>") and depth:
                 depth -= len(text)
-            elif text == "[" and depth == 0:
-                stop = i
-                break
-            elif text == "=" and depth == 0:
+            elif text in ("[", "=") and depth == 0:
                 stop = i
                 break
             elif token.kind == "word" and depth == 0:
@@ -451,7 +467,7 @@ class _Translator:
             extents.append(token.text)
         return [t.text for t in part[:name_at]], (part[name_at].text, _join(extents))
 
-    def _variable(self, at: int, namespaces: tuple[str, ...]) -> None:
+    def _variable(self, at: int) -> None:
         """Register a `__device__`, `__constant__` or `__managed__` variable after its declaration."""
         tokens = self.tokens
         first = self._statement_start(at)
@@ -467,13 +483,11 @@ class _Translator:
         parts = split_commas(tokens, self.pairs, first, end)
         names: list[str] = []
         for start, stop in parts:
-            _, found = self._declarator([t for t in tokens[start:stop]])
+            _, found = self._declarator(tokens[start:stop])
             if found is None:
                 return  # a function, or a declaration this does not understand: it stays a plain variable
             names.append(found[0])
-        static = "static" in words
-        spelled = [f'CUEMU_GLOBAL("{_mangle_variable(namespaces, name, static)}", {name});' for name in names]
-        self.edits.append((tokens[end].end, tokens[end].end, " " + " ".join(spelled)))
+        self.edits.append((tokens[end].end, tokens[end].end, "".join(f" CUEMU_GLOBAL({name});" for name in names)))
 
     # ------------------------------------------------------------ what only the device sees
 
@@ -489,7 +503,12 @@ class _Translator:
             if token.macro < 0 and not any(start < i < end for start, end in self.device_any):
                 continue
             opened = i + 1
-            while opened < len(self.tokens) and self.tokens[opened].text in ("volatile", "__volatile__", "inline", "goto"):
+            while opened < len(self.tokens) and self.tokens[opened].text in (
+                "volatile",
+                "__volatile__",
+                "inline",
+                "goto",
+            ):
                 opened += 1
             if opened < len(self.tokens) and self.tokens[opened].text == "(" and opened in self.pairs:
                 last = self.tokens[self.pairs[opened]]
@@ -498,24 +517,18 @@ class _Translator:
                 self.edits.append((token.start, last.end, f'CUEMU_UNSUPPORTED("inline PTX"){filler}'))
 
 
-def _gap(callee: str) -> str:
-    return callee[len(callee.rstrip()) :] if "\n" in callee[len(callee.rstrip()) :] else ""
-
-
 def _join(words: list[str]) -> str:
     """Token texts as one line; a space only where two words would grow together."""
     out = ""
     for word in words:
-        if out and (out[-1].isalnum() or out[-1] == "_") and (word[0].isalnum() or word[0] == "_"):
-            out += " "
-        elif out and out[-1] in "+-&|<>*" and word[0] in "+-&|<>*:":
+        if re.search(r"\w$", out) and re.match(r"\w", word):
             out += " "
         out += word
     return out
 
 
-def _parameter(part: list[Token], fallback: str) -> tuple[str, int | None, str]:
-    """(name, where to insert it when it has none, one-line copy without the default) of a parameter; packs end in `...`."""
+def _parameter(part: list[Token], fallback: str) -> tuple[str, int | None]:
+    """(name, where to insert it when it has none) of a parameter; the name of a pack ends in `...`."""
     depth = 0
     for i, token in enumerate(part):
         text = token.text if token.kind == "punct" else ""
@@ -529,9 +542,10 @@ def _parameter(part: list[Token], fallback: str) -> tuple[str, int | None, str]:
             part = part[:i]
             break
     pack = "..." if any(t.text == "..." for t in part) else ""
-    for i, token in enumerate(part[:-3]):
-        if token.text == "(" and part[i + 1].text in ("*", "&") and part[i + 2].kind == "word" and part[i + 3].text in (")", "["):
-            return part[i + 2].text + pack, None, _join([t.text for t in part])
+    for i in range(len(part) - 3):  # pointers and references to functions and arrays: `T (&name)[N]`
+        inner = [t.text for t in part[i : i + 4]]
+        if inner[0] == "(" and inner[1] in ("*", "&") and part[i + 2].kind == "word" and inner[3] in (")", "["):
+            return inner[2] + pack, None
     last = len(part)
     while last and part[last - 1].text == "]":
         while last and part[last - 1].text != "[":
@@ -540,20 +554,8 @@ def _parameter(part: list[Token], fallback: str) -> tuple[str, int | None, str]:
     named = last > 1 and part[last - 1].kind == "word" and part[last - 1].text not in _TYPE_WORDS
     if named and part[last - 2].text in ("::", "struct", "class", "enum", "union", "typename"):
         named = False
-    if named and all(t.text in ("const", "volatile", "__grid_constant__", "__restrict__") for t in part[: last - 1]):
+    if named and all(t.text in ("const", "volatile", "__grid_constant__") for t in part[: last - 1]):
         named = False
     if named:
-        return part[last - 1].text + pack, None, _join([t.text for t in part])
-    words = [t.text for t in part]
-    at = part[last - 1].end
-    words.insert(last, fallback)
-    return fallback + pack, at, _join(words)
-
-
-def _mangle_variable(namespaces: tuple[str, ...], name: str, static: bool) -> str:
-    """Itanium name of a namespace-scope variable (section 5.1.2 of the C++ ABI: unscoped, nested and internal names)."""
-    local = "L" if static else ""
-    if not namespaces:
-        return f"_ZL{len(name)}{name}" if static else name
-    nested = "".join(f"{len(n)}{n}" if n else "12_GLOBAL__N_1" for n in namespaces)
-    return f"_ZN{nested}{local}{len(name)}{name}E"
+        return part[last - 1].text + pack, None
+    return fallback + pack, part[last - 1].end

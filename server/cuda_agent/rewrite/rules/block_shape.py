@@ -1,10 +1,12 @@
 """# 1 · block-shape: another block size for the same threads
 
-Few large blocks leave multiprocessors idle; blocks of 16 × 16 read half a line a warp. The block size is a number to try.
+Few large blocks leave multiprocessors idle; blocks of 16 × 16 read half a line a warp. The block size is a number to
+try.
 
 Before: `k<<<(n + 255) / 256, 256>>>(x, n)` · After: `k<<<((n + 255) / 256) * 4, 64>>>(x, n)`
 
-Legal when threads use their index only as a global index or a warp index (proved), there is no barrier and no shared memory
+Legal when threads use their index only as a global index or a warp index (proved), there is no barrier and no shared
+memory
 (proved), and surplus threads are guarded, or the captured launches divide evenly (captured). Bit-exact.
 """
 
@@ -13,10 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tree_sitter import Node
+
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import launches, syntax
-from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import squeeze, text
 
 _ONE = ((64, 1), (128, 1), (256, 1), (512, 1), (32, 1), (1024, 1))
@@ -53,14 +57,15 @@ class BlockShape(Rule):
             gx, gy, gz = launches.axes(context, one.grid)
             bx, by, _ = launches.block_axes(context, one.block)
             grid = (_regrid(gx, bx, x, context, 0), gy if y == 1 and by == "1" else _regrid(gy, by, y, context, 1), gz)
-            edits += list(launches.with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
+            edits += list(with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
         rows = "gy" if "y" not in site.params else f"ceil_div(gy * by, {y})"
         mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", rows, "gz"), block=(str(x), str(y), "1"))
         return Rewrite(tuple(edits), mapping, tuple(assumptions))
 
 
 def _regrid(grid: str, block: str, new: int, context: Context, axis: int) -> str:
-    """Text for ceil(grid · block / new), short where the captured block makes it a multiple or a fraction and the text says so."""
+    """Text for ceil(grid · block / new), short where the captured block makes it a multiple or a fraction and the
+    text says so."""
     sizes = {s.block[axis] for s in context.shapes}
     if block.isdigit() or (len(sizes) == 1 and _constant(context, block) in sizes):
         old = int(block) if block.isdigit() else sizes.pop()
@@ -112,7 +117,7 @@ def index_axes(context: Context) -> set[str]:
     return {t.axis for t in ids} or {"x"}
 
 
-def _is_total(node: syntax.Node) -> bool:
+def _is_total(node: Node) -> bool:
     """Part of `gridDim.x * blockDim.x`, the number of threads, which a new shape keeps (up to surplus threads)."""
     above = node.parent
     product = above.parent if above is not None else None

@@ -1,6 +1,7 @@
 """# 7 · coarsen: several elements a thread, as a grid-stride loop
 
-One element a thread pays its index arithmetic and its launch for four bytes. Several elements a thread keep more loads in flight.
+One element a thread pays its index arithmetic and its launch for four bytes. Several elements a thread keep more
+loads in flight.
 
 Before:
 
@@ -13,7 +14,8 @@ After (and a quarter of the blocks):
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         y[i] = a * x[i] + y[i];
 
-Legal when the whole rest of the kernel is guarded by the index (proved) and threads do not work together (proved). Elements must not
+Legal when the whole rest of the kernel is guarded by the index (proved) and threads do not work together (proved).
+Elements must not
 depend on each other: they are run by different threads already, in any order (proved). Bit-exact.
 """
 
@@ -118,13 +120,14 @@ def _as_loop(context: Context, found: Guarded) -> list[Edit]:
         keep = Span(index.declaration.start_byte, body.start_byte)
         if changed:
             raise RuleRefused(f"{index.name} is changed inside the guard")
-        gap = context.slice(Span(syntax.field(found.guard, "condition").end_byte, body.start_byte))
-        return [Edit(keep, head + gap)]
+        return [
+            Edit(keep, head + context.slice(Span(syntax.field(found.guard, "condition").end_byte, body.start_byte)))
+        ]
     copy = f"{context.eol}{indent}{step}{kind} {index.name} = {variable};" if changed else ""
     blank = len(context.slice(Span(found.guard.end_byte, found.rest[0].start_byte)).split("\n")) - 2
-    gap = Span(found.guard.end_byte, found.guard.end_byte + blank * len(context.eol)) if blank > 0 else None
-    edits = [Edit(Span(whole.start, gap.end if gap else whole.end), head + " {" + copy)]
-    edits += _indented(context, Span(gap.end if gap else whole.end, found.rest[-1].end_byte), step)
+    start = whole.end + max(0, blank) * len(context.eol)
+    edits = [Edit(Span(whole.start, start), head + " {" + copy)]
+    edits += _indented(context, Span(start, found.rest[-1].end_byte), step)
     end = found.rest[-1].end_byte
     edits.append(Edit(Span(end, end), f"{context.eol}{indent}}}"))
     return edits

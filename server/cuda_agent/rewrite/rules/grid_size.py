@@ -1,11 +1,13 @@
 """# 1 · grid-size: fewer or more blocks for a grid-stride loop
 
-In a grid-stride loop the number of blocks is free. Fewer blocks mean fewer partial results to combine (atomics, barriers);
+In a grid-stride loop the number of blocks is free. Fewer blocks mean fewer partial results to combine (atomics,
+barriers);
 more blocks fill the machine.
 
 Before: `k<<<dim3(rows / 32, cols / 32), 256>>>(…)` · After: `k<<<dim3((rows / 32 + 3) / 4, cols / 32), 256>>>(…)`
 
-Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved). With float atomics the
+Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved). With float
+atomics the
 order of a sum changes: class "reassociated"; else bit-exact.
 """
 
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from tree_sitter import Node
 
 from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import launches, syntax
@@ -68,16 +72,16 @@ def strides_by_grid(context: Context) -> bool:
     return all(_in_update(n) or _is_declared(n) for n in syntax.of_type(context.body, "identifier") if text(n) in names)
 
 
-def _in_update(node: syntax.Node) -> bool:
+def _in_update(node: Node) -> bool:
     current = node
     while current.parent is not None and current.parent.type not in ("compound_statement", "function_definition"):
         if current.parent.type == "for_statement":
-            return current.parent.child_by_field_name("update") == current
+            return bool(current.parent.child_by_field_name("update") == current)
         current = current.parent
     return False
 
 
-def _is_declared(node: syntax.Node) -> bool:
+def _is_declared(node: Node) -> bool:
     return (
         node.parent is not None
         and node.parent.type == "init_declarator"

@@ -4,7 +4,8 @@ Without `__launch_bounds__` nvcc assumes blocks of 1,024 threads and may spill o
 
 Before: `__global__ void k(float *x, int n)` · After: `__global__ void __launch_bounds__(256) k(float *x, int n)`
 
-Legal when no launch has more threads a block than the bound: the largest captured block is used (captured). Bit-exact.
+Legal when no launch has more threads a block than the bound: the largest captured block is used (captured).
+Bit-exact.
 """
 
 from __future__ import annotations

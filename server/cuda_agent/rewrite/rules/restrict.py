@@ -5,7 +5,8 @@ When pointers may alias, every store ends the life of every loaded value, and lo
 Before: `__global__ void k(float *out, float *in, int n)`
 After: `__global__ void k(float *__restrict__ out, const float *__restrict__ in, int n)`
 
-Legal when the pointers of one launch lie in different allocations (captured), and `const` where the kernel never writes through
+Legal when the pointers of one launch lie in different allocations (captured), and `const` where the kernel never
+writes through
 the parameter (proved). Bit-exact.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Param, Span
@@ -44,7 +46,7 @@ class Restrict(Rule):
                 edits.append(Edit(Span(p.span.start, p.span.start), "const "))
         if not edits:
             raise RuleRefused("no pointer parameter can take __restrict__")
-        known = "captured" if context.pointer_targets() else "assumed"
+        known: Literal["captured", "assumed"] = "captured" if context.pointer_targets() else "assumed"
         return Rewrite(tuple(edits), assumptions=(Assumption("the pointers of one launch never overlap", known),))
 
 

@@ -1,6 +1,7 @@
 """# 2 · row-per-warp: one row a thread → one row a warp
 
-A kernel where a thread owns a row and walks it reads memory with a stride of a whole row between lanes: every load of a warp
+A kernel where a thread owns a row and walks it reads memory with a stride of a whole row between lanes: every load of
+a warp
 touches 32 sectors. Giving the row to a warp makes the lanes neighbours.
 
 Before:
@@ -22,9 +23,12 @@ After:
 
 The launch gets 32 times the blocks.
 
-Legal when: the thread index is used for nothing else (proved); every value carried out of a loop is a sum, product, minimum or
-maximum (proved); an array that is both read and written is always indexed the same way (proved); the block is one-dimensional
-and a multiple of 32 (captured). Sums change their order: class "reassociated"; with minimum and maximum only, "bit-exact".
+Legal when: the thread index is used for nothing else (proved); every value carried out of a loop is a sum, product,
+minimum or
+maximum (proved); an array that is both read and written is always indexed the same way (proved); the block is
+one-dimensional
+and a multiple of 32 (captured). Sums change their order: class "reassociated"; with minimum and maximum only,
+"bit-exact".
 """
 
 from __future__ import annotations
@@ -97,7 +101,8 @@ class RowPerWarp(Rule):
 
 
 def _row_statements(block: Node) -> Iterator[Node]:
-    """The statements that run once a row: those of the body, and of `if`s without `else` around them (their conditions
+    """The statements that run once a row: those of the body, and of `if`s without `else` around them (their
+    conditions
     hold for the whole warp once the warp owns the row)."""
     for statement in syntax.statements(block):
         if statement.type == "if_statement" and statement.child_by_field_name("alternative") is None:
@@ -192,7 +197,8 @@ def _reductions(context: Context, loop: CountedLoop) -> list[Reduction]:
 
 
 def _operation(write: syntax.Write) -> str | None:
-    """The reduction that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m < e ? e : m`."""
+    """The reduction that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m <
+    e ? e : m`."""
     name, value = write.name, write.value
     if value is None or name is None:
         return "+" if write.op == "++" else None
@@ -270,14 +276,13 @@ def _edit_loop(context: Context, loop: CountedLoop, reductions: list[Reduction])
     end = loop.node.end_byte
     after = ""
     for r in reductions:
-        partial = _needs_partial(context, r)
-        if partial:
+        if _needs_partial(context, r):
             raise RuleRefused(f"{r.name} does not start from {'0' if r.op == '+' else '1'} before the loop")
         offset = context.unused("offset")
-        head = f"{context.eol}{indent}for (int {offset} = {WARP // 2}; {offset} > 0; {offset} /= 2){context.eol}{indent}{step}"
+        head = f"{context.eol}{indent}for (int {offset} = {WARP // 2}; {offset} > 0; {offset} /= 2)"
         other = f"__shfl_xor_sync(0xffffffffu, {r.name}, {offset})"
         fold = f"{r.name} {r.op}= {other};" if r.op in "+*" else f"{r.name} = {r.op}({r.name}, {other});"
-        after += head + fold
+        after += f"{head}{context.eol}{indent}{step}{fold}"
     if after:
         edits.append(Edit(Span(end, end), after))
     return edits
@@ -314,9 +319,7 @@ def _guard_stores(context: Context, loops: list[CountedLoop]) -> list[Edit]:
     lane = lane_name(context)
     done: set[int] = set()
     side_effects = [w.node for w in syntax.memory_writes(context.body)]
-    side_effects += [
-        n for name, n in syntax.calls(context.body) if name.startswith("atomic") or name.startswith("__st")
-    ]
+    side_effects += [n for name, n in syntax.calls(context.body) if name.startswith(("atomic", "__st"))]
     for node in side_effects:
         if any(syntax.span(l.node).holds(syntax.span(node)) for l in loops):
             continue

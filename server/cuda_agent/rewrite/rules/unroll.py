@@ -4,7 +4,8 @@ A loop that waits for one load at a time leaves memory idle; unrolled, several l
 
 Before: `for (int i = threadIdx.x; i < n; i += blockDim.x)` · After: the same loop below `#pragma unroll 8`
 
-Always legal; the order of operations stays, so bit-exact. The compiler unrolls short loops by itself: then the machine code
+Always legal; the order of operations stays, so bit-exact. The compiler unrolls short loops by itself: then the
+machine code
 is the same and the candidate is dropped before it runs.
 """
 

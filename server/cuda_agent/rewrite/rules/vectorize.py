@@ -1,6 +1,7 @@
 """# 6 · vectorize: 128-bit loads and stores
 
-A thread that moves 4 bytes an instruction needs four times the instructions and keeps a quarter of the bytes in flight.
+A thread that moves 4 bytes an instruction needs four times the instructions and keeps a quarter of the bytes in
+flight.
 
 Before:
 
@@ -24,7 +25,8 @@ After (and a quarter of the blocks):
             y[i] = a * x[i] + y[i];
     }
 
-Legal when every array is indexed by the thread's own index and nothing else (proved), the pointers are 16-byte aligned (captured) and
+Legal when every array is indexed by the thread's own index and nothing else (proved), the pointers are 16-byte
+aligned (captured) and
 do not overlap (captured). The last elements keep the scalar loop. Bit-exact.
 """
 
@@ -128,18 +130,12 @@ def _edit(context: Context, found: Guarded, arrays: dict[str, str]) -> Edit:
         f"{kind} {index.name} = {_opened(text(index.value))} * {WIDTH};",
         f"{indent}if ({index.name} + {WIDTH - 1} < {bound}) {{",
         *(f"{one}__align__(16) {_scalar(v)} {local[a]}[{WIDTH}];" for a, v in arrays.items()),
-        *(
-            f"{one}*reinterpret_cast<{arrays[a]} *>({local[a]}) = *reinterpret_cast<const {arrays[a]} *>({a} + {index.name});"
-            for a in reads
-        ),
+        *(f"{one}{_move(arrays[a], local[a], f'{a} + {index.name}')}" for a in reads),
         f"{one}#pragma unroll",
         f"{one}for (int {k} = 0; {k} < {WIDTH}; {k}++) {{",
         *(two + line for line in _body(context, found, step, local, k)),
         f"{one}}}",
-        *(
-            f"{one}*reinterpret_cast<{arrays[a]} *>({a} + {index.name}) = *reinterpret_cast<const {arrays[a]} *>({local[a]});"
-            for a in stores
-        ),
+        *(f"{one}{_move(arrays[a], f'{a} + {index.name}', local[a])}" for a in stores),
         f"{indent}}} else {{",
         f"{one}for (; {index.name} < {bound}; {index.name}++) {{",
         *(two + line for line in _body(context, found, step, {}, k)),
@@ -147,6 +143,10 @@ def _edit(context: Context, found: Guarded, arrays: dict[str, str]) -> Edit:
         f"{indent}}}",
     ]
     return Edit(Span(index.declaration.start_byte, max(found.rest[-1].end_byte, found.guard.end_byte)), eol.join(lines))
+
+
+def _move(vector: str, to: str, source: str) -> str:
+    return f"*reinterpret_cast<{vector} *>({to}) = *reinterpret_cast<const {vector} *>({source});"
 
 
 def _scalar(vector: str) -> str:
