@@ -1,0 +1,26 @@
+"""What a person may choose about a judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fast-math", "half", "bf16", "tf32"]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """Defaults are what "verified" means; `allow` and `accept_slower_shapes` loosen it, by the person's word only."""
+
+    allow: frozenset[Precision] = frozenset()  # precision downgrades the person opted in to
+    accept_slower_shapes: bool = False  # G12: a win may be > 2 % slower at some captured shape
+    max_launches: int = 4  # judged, distinct shapes first
+    max_timed: int = 4  # timed
+    repeats: int = 3  # G6
+    rounds: int = 30  # timing rounds of four samples
+    min_us: float = 20.0  # a sample times at least this long (a batch of launches below it)
+    timing_budget_s: float = 8.0  # one launch's rounds end after this
+    deadline_s: float = 120.0  # a job of the original
+    slower_deadline: float = 30.0  # a candidate may take this many times the original's job, and ten seconds
+    seed: int = 0
+    traffic: bool = True  # trace on the emulator: needed by G7 and for predicted sectors

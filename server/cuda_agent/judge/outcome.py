@@ -1,0 +1,163 @@
+"""What a candidate did on one launch beside the original: outputs, untouched memory, canaries, checkers' findings.
+
+Both run in one job from the same bytes, with every pure output poisoned; then again with the second poison pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..device import jobs
+from ..errors import DeadlineExceeded, WorkerDied
+from . import numeric
+from .baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
+
+if TYPE_CHECKING:
+    from .case import Case, Results
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`fault` says why there is no result; then the lists below hold only what was seen before it."""
+
+    launch: int
+    fault: str | None = None
+    crashed: bool = False  # the worker died or was killed: the device knows this binary as dangerous now
+    compared: tuple[numeric.Compared, ...] = ()  # written buffers, worst of the patterns
+    stray: tuple[str, ...] = ()  # sentences: an input or an element the original leaves alone was changed
+    canaries: tuple[Mapping[str, Any], ...] = ()
+    findings: tuple[Mapping[str, Any], ...] = ()
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    original_findings: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def numeric(self) -> str:
+        return numeric.worst(row.klass for row in self.compared)
+
+
+def observe(case: Case, index: int) -> Outcome:
+    """Run original and candidate on launch `index`. Raises what is not the candidate's doing (see `case.py`)."""
+    base = case.baseline(index)
+    patterns = (0, 1) if base.poisoned else (0,)
+    trace = case.emulated and case.options.traffic
+    steps = case.load_steps()
+    blocks = []
+    for pattern in patterns:
+        block = _block(case, index, base, pattern, trace and pattern == 0)
+        blocks.append((len(steps), block))
+        steps += block
+    try:
+        results = case.run(
+            steps,
+            deadline_s=case.deadline(index, len(patterns)),
+            tag=f"the candidate on {case.launch_name(index)}",
+            candidate=True,
+        )
+    except WorkerDied as error:
+        if error.module == case.original_binary.sha256 != case.candidate_binary.sha256:
+            raise
+        return Outcome(index, _fault(case, index, error), crashed=True)
+    load = results[1]
+    if not load["ok"]:
+        return Outcome(index, f"the candidate cannot be loaded: {load['error']}")
+    return _read(case, index, base, [results[start : start + len(block)] for start, block in blocks])
+
+
+def _fault(case: Case, index: int, error: WorkerDied) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return (
+            f"the candidate did not end on {case.launch_name(index)}: {error} "
+            f"(one launch of the original takes {case.baseline(index).seconds:.3g} s)"
+        )
+    return f"the candidate crashed on {case.launch_name(index)}: {error}"
+
+
+def _block(case: Case, index: int, base: Baseline, pattern: int, trace: bool) -> list[jobs.Step]:
+    """The steps of one poison pattern; `_read` knows their order."""
+    poison = poison_of(case, index, base.poisoned, pattern)
+    return [
+        case.original_launch("o", index, poison=poison),
+        jobs.changed_step("o", "changed"),
+        jobs.unpoisoned_step("o", "written"),
+        case.candidate_launch("c", index, poison=poison, trace=trace),
+        jobs.compare_step("o", "c", _entries(case, index, base)),
+        jobs.free_step("o"),
+        jobs.free_step("c"),
+    ]
+
+
+def _entries(case: Case, index: int, base: Baseline) -> list[dict[str, Any]]:
+    """For a written buffer its written elements, then all others; for any other buffer everything."""
+    entries: list[dict[str, Any]] = []
+    for b, dtype in enumerate(dtypes(case, index)):
+        entry = {"buffer": b, "dtype": dtype, **mask(b, base.poisoned, base.written)}
+        entries.append(entry)
+        if "mask" in entry:
+            entries.append({**entry, "invert": True})
+    return entries
+
+
+def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> Outcome:
+    worst: dict[int, numeric.Compared] = {}
+    stray: list[str] = []
+    canaries: list[Mapping[str, Any]] = []
+    for block in blocks:
+        original, _, _, candidate, compared, *_ = block
+        if not original["ok"] or not candidate["ok"]:
+            who = "the candidate" if original["ok"] else "the original"
+            error = (candidate if original["ok"] else original)["error"]
+            return Outcome(index, f"{who} cannot be launched on {case.shape(index).text()}: {error}")
+        canaries += candidate["canaries"]
+        for entry, row in zip(_entries(case, index, base), compared["buffers"], strict=True):
+            verdict = _classify(case, index, base, row)
+            b = entry["buffer"]
+            if "mask" in entry and "invert" not in entry:
+                worst[b] = max(worst.get(b, verdict), verdict, key=_badness)
+            elif not _left_alone(base, entry, verdict):
+                stray.append(_stray(case, index, entry, row))
+    first = blocks[0][3]
+    return Outcome(
+        index,
+        compared=tuple(worst[b] for b in sorted(worst)),
+        stray=tuple(dict.fromkeys(stray)),
+        canaries=tuple(canaries),
+        findings=tuple(first.get("findings", ())),
+        traffic=totals(first.get("traffic")),
+        original_findings=base.findings,
+    )
+
+
+def _classify(case: Case, index: int, base: Baseline, row: Mapping[str, Any]) -> numeric.Compared:
+    b = row["buffer"]
+    return numeric.classify(
+        index,
+        buffer_name(case, index, b),
+        row,
+        declared=case.candidate.numeric,
+        max_ref=base.max_ref[b],
+        tolerance=case.tolerance(index, b),
+        spread=base.spread[b],
+    )
+
+
+def _badness(row: numeric.Compared) -> tuple[bool, int, float, int]:
+    return (not row.within, row.result["nan_mismatch"], row.result["max_abs"], row.result["differing"])
+
+
+def _left_alone(base: Baseline, entry: Mapping[str, Any], row: numeric.Compared) -> bool:
+    """Elements the original does not write must keep their bits. In a buffer it reads and writes an element may have
+    been written with the value it had: there the numeric rule holds too, because a reassociated sum may miss that
+    value."""
+    if row.result["equal"]:
+        return True
+    return "invert" in entry and entry["buffer"] not in base.poisoned and row.within
+
+
+def _stray(case: Case, index: int, entry: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    name, wrong = buffer_name(case, index, entry["buffer"]), row["first"]
+    where = f"{name}[{wrong['index']}]" if wrong else name
+    values = f" (was {numeric.show(wrong['expected'])}, is {numeric.show(wrong['got'])})" if wrong else ""
+    what = "which the original leaves alone" if "invert" in entry else "an input of the original"
+    return f"the candidate writes {where}, {what}{values}; {row['differing']:,} such elements"
