@@ -61,6 +61,11 @@ class Settings:
         "capture kernel inputs. Empty: the file is built and run by itself when it has a `main`.",
         scope="restricted",
     )
+    arguments: str = _setting(
+        "",
+        "Arguments for a file that has a `main` and is built and run by itself: small sizes make a capture quick.",
+        scope="restricted",
+    )
     budget_seconds: float = _setting(120.0, "How long one optimisation may take, in seconds.", minimum=1, maximum=86400)
     budget_candidates: int = _setting(40, "How many rewrites one optimisation may try.", minimum=1, maximum=100000)
     nvcc_path: str = _setting(

@@ -88,8 +88,8 @@ class EngineClient:
             now = time.monotonic()
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S:
                 raise EngineDied(
-                    f"the engine ended {MAX_DEATHS} times within a minute and is not started again; see the server's log, "
-                    "then use the command cudaAgent.restartEngine"
+                    f"the engine ended {MAX_DEATHS} times within a minute and is not started again; "
+                    "see the server's log, then use the command cudaAgent.restartEngine"
                 )
             await self._start()
             await self._call("initialize", messages.Initialize(self.root, self.trusted))
@@ -137,7 +137,8 @@ class EngineClient:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """Orphans of a killed engine come back to us (`adopt_orphans`); guardians need a moment to end their jobs first."""
+        """Orphans of a killed engine come back to us (`adopt_orphans`); guardians need a moment to end their jobs
+        first."""
         for _ in range(50):
             processes.reap_adopted([self.pid] if self.pid is not None else [])
             left = [pid for pid in processes.children(os.getpid()) if pid != self.pid and processes.is_alive(pid)]
@@ -197,7 +198,7 @@ class EngineClient:
         if shape is None:
             return
         try:
-            event = from_json(shape, params)
+            event: object = from_json(shape, params)
         except CodecError as problem:
             event = messages.Log("warning", f"the engine's {method} cannot be read: {problem}")
         self.on_event(event)

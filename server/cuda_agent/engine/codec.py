@@ -1,7 +1,7 @@
 """Dataclasses to JSON values and back, by their type hints; used for messages and for proposals kept on disk.
 
-bytes become base64, paths strings, tuples lists. A field that is missing takes its default; an unknown one is ignored, so
-that a newer writer does not break an older reader."""
+bytes become base64, paths strings, tuples lists. A field that is missing takes its default; an unknown one is ignored,
+so that a newer writer does not break an older reader."""
 
 from __future__ import annotations
 

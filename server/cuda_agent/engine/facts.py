@@ -1,4 +1,5 @@
-"""Compiler facts in one long-lived job process: one compile at a time, the newest text of a file replaces one that waits."""
+"""Compiler facts in one long-lived job process: one compile at a time, the newest text of a file replaces one that
+waits."""
 
 from __future__ import annotations
 

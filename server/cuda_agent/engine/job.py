@@ -1,7 +1,9 @@
-"""`python -m cuda_agent.engine.job`: runs requests of the engine in a process tree of its own, so that cancel is a kill.
+"""`python -m cuda_agent.engine.job`: runs requests of the engine in a process tree of its own, so that cancel is a
+kill.
 
-Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind, params}`
-(a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and `log`."""
+Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind,
+params}` (a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and
+`log`."""
 
 from __future__ import annotations
 

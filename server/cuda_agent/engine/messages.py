@@ -25,7 +25,8 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class FactsOf:
-    """Compile the text and read what the compiler made of every kernel. A newer text of the same path replaces one that waits."""
+    """Compile the text and read what the compiler made of every kernel. A newer text of the same path replaces one
+    that waits."""
 
     path: str
     text: str
@@ -34,7 +35,8 @@ class FactsOf:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How the person's program is run, and on what. `run_command` empty: a file with a `main` is built and run itself."""
+    """How the person's program is run, and on what. `run_command` empty: a file with a `main` is built and run
+    itself."""
 
     device: str = "auto"
     run_command: tuple[str, ...] = ()
@@ -113,7 +115,8 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """`message` is a sentence for the person. `outcome` depends on the kind; a cancelled job may still carry its best."""
+    """`message` is a sentence for the person. `outcome` depends on the kind; a cancelled job may still carry its
+    best."""
 
     job: str
     kind: JobKind

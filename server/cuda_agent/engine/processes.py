@@ -35,7 +35,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of every orphan below it. Without (not Linux): orphans go to init, group kills remain."""
+    """Make this process the parent of every orphan below it. Without (not Linux): orphans go to init, group kills
+    remain."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -96,7 +97,8 @@ def signal_all(pids: Iterable[int], sig: int = signal.SIGKILL) -> int:
 
 
 def kill_below(pid: int, deadline_s: float = 0.4) -> bool:
-    """Kill everything below `pid`, again until nothing is left (a process may fork while we look). True when all are dead."""
+    """Kill everything below `pid`, again until nothing is left (a process may fork while we look). True when all are
+    dead."""
     end = time.monotonic() + deadline_s
     while victims := descendants(pid):
         signal_all(victims)
@@ -129,8 +131,9 @@ def reap_adopted(known: Iterable[int] = ()) -> None:
 def guard(stdin: int) -> None:
     """Split this process in two: the caller returns in the child; the parent stays as its guardian and never returns.
 
-    The guardian imports nothing more and holds no lock, so it acts even while the job spins in C with the GIL held. It ends
-    everything below it when the job ends, or when `stdin` hangs up because the engine is gone, and exits with the job's code."""
+    The guardian imports nothing more and holds no lock, so it acts even while the job spins in C with the GIL held. It
+    ends everything below it when the job ends, or when `stdin` hangs up because the engine is gone, and exits with the
+    job's code."""
     adopt_orphans()
     parent = os.getpid()
     job = os.fork()

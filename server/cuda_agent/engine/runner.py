@@ -121,7 +121,8 @@ class JobProcess:
 
     async def _listen(self) -> None:
         process = self._process
-        assert process is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdout is not None
         reason = ""
         try:
             while (message := await wire.read(process.stdout)) is not None:
@@ -146,7 +147,8 @@ class JobProcess:
 
     async def _collect_stderr(self) -> None:
         process = self._process
-        assert process is not None and process.stderr is not None
+        assert process is not None
+        assert process.stderr is not None
         while chunk := await process.stderr.read(1 << 16):
             self._stderr.extend(chunk.decode("utf-8", "replace").splitlines())
             os.write(2, chunk)

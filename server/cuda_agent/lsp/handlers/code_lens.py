@@ -1,0 +1,65 @@
+"""textDocument/codeLens: a row above each kernel, from what is known now. Complete at once, no resolve: VS Code shows
+no extension's lenses before the slowest has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lsprotocol import types
+
+from cuda_agent.lsp import inputs, render
+from cuda_agent.lsp.documents import OpenFile
+from cuda_agent.lsp.guard import feature
+from cuda_agent.lsp.server import CudaAgentServer
+from cuda_agent.model import Kernel, Proposal
+
+
+def code_lens(server: CudaAgentServer, params: types.CodeLensParams) -> list[types.CodeLens]:
+    file = server.documents.get(params.text_document.uri)
+    if file is None or not file.is_cuda or not server.settings.lens:
+        return []
+    lenses = []
+    for kernel in file.module.kernels:
+        where = file.range(kernel.name_span, server.documents.encoding)
+        lenses += [types.CodeLens(where, command) for command in row(server, file, kernel)]
+    return lenses
+
+
+def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[types.Command]:
+    """The lenses of one kernel, left to right; each has an equal code action."""
+    where = {"uri": file.uri, "kernel": kernel.id}
+    job = server.jobs.running(file.uri, kernel.id)
+    proposal = server.proposals.of_kernel(file, kernel.id)
+    if job is not None:
+        yield _plain(render.job_title(job))
+        yield types.Command(title="Cancel", command="cudaAgent.cancel", arguments=[{"job": job.id}])
+        return
+    if proposal is not None:
+        yield from proposal_row(proposal)
+        return
+    yield _plain(render.facts_title(file.module, kernel, server.facts.of(file, kernel)))
+    if not server.trust.trusted and not server.trust.told:
+        yield types.Command(title="Trust this folder", command="cudaAgent.trust", arguments=[{"uri": file.uri}])
+    if inputs.why_no_inputs(server, file, kernel) is None:
+        yield types.Command(title="Optimise", command="cudaAgent.optimize", arguments=[where])
+
+
+def proposal_row(proposal: Proposal) -> Iterator[types.Command]:
+    which = [{"uri": proposal.uri, "kernel": proposal.kernel, "proposal": proposal.id}]
+    yield types.Command(title=render.proposal_title(proposal), command="cudaAgent.showDiff", arguments=which)
+    yield types.Command(title="Show diff", command="cudaAgent.showDiff", arguments=which)
+    if proposal.state == "fresh" and proposal.verdict.status == "verified":
+        yield types.Command(title="Accept", command="cudaAgent.accept", arguments=which)
+    else:
+        yield types.Command(title="Verify again", command="cudaAgent.verify", arguments=which)
+    yield types.Command(title="Reject", command="cudaAgent.reject", arguments=which)
+
+
+def _plain(title: str) -> types.Command:
+    """A lens that only says something."""
+    return types.Command(title=title, command="")
+
+
+def register(server: CudaAgentServer) -> None:
+    options = types.CodeLensOptions(resolve_provider=False)
+    feature(server, types.TEXT_DOCUMENT_CODE_LENS, code_lens, options, neutral=[])

@@ -1,0 +1,240 @@
+"""workspace/executeCommand. What takes long answers with a job id at once: cancelling the request itself stops nothing.
+
+Each command takes one object: `{uri, kernel}`, `{uri, kernel, proposal}` or `{job}`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types
+
+from cuda_agent import paths
+from cuda_agent.engine.codec import to_json
+from cuda_agent.engine.messages import Capture, Optimize, RunSettings, Verify
+from cuda_agent.errors import SourceError, Untrusted, UsageError
+from cuda_agent.lsp import inputs, render
+from cuda_agent.lsp.documents import OpenFile
+from cuda_agent.lsp.edits import workspace_edit
+from cuda_agent.lsp.guard import command
+from cuda_agent.lsp.jobs import Jobs
+from cuda_agent.lsp.proposals import rebased
+from cuda_agent.lsp.protocol import reply
+from cuda_agent.lsp.server import SCHEME, CudaAgentServer
+from cuda_agent.model import Kernel, Proposal
+from cuda_agent.source import edits
+
+
+async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    file, kernel = _kernel(server, where)
+    await _ready(server, file, kernel)
+    if not file.module.has_main and not (file.path and inputs.has_inputs(file.path)):
+        await _need_run_command(server, file, kernel)
+    params = Optimize(str(file.path), file.document.text, kernel.id, run_settings(server, where), Jobs.new_id())
+    return {"job": server.jobs.start("optimize", file.uri, kernel.id, file.document, params).id}
+
+
+async def capture(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    file, kernel = _kernel(server, where)
+    await _ready(server, file, kernel)
+    if not file.module.has_main:
+        await _need_run_command(server, file, kernel)
+    params = Capture(str(file.path), file.document.text, kernel.id, run_settings(server, where), Jobs.new_id())
+    return {"job": server.jobs.start("capture", file.uri, kernel.id, file.document, params).id}
+
+
+async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    """Judge the proposal's edits against the text as it is now."""
+    file, proposal = _proposal(server, where)
+    await _ready(server, file, file.module.kernel(proposal.kernel))
+    text, candidate = file.document.text, proposal.candidate
+    params = Verify(
+        str(file.path),
+        text,
+        edits.apply(text, rebased(proposal, text)),
+        proposal.kernel,
+        candidate.origin,
+        candidate.numeric,
+        to_json(candidate.launch),
+        run_settings(server, where),
+        Jobs.new_id(),
+    )
+    return {"job": server.jobs.start("verify", file.uri, proposal.kernel, file.document, params).id}
+
+
+async def accept(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    """One `workspace/applyEdit`; the proposal is accepted only when the client says that it applied it."""
+    file, proposal = _proposal(server, where)
+    if proposal.state != "fresh" or proposal.verdict.status != "verified":
+        raise UsageError(f"this proposal is {render.proposal_title(proposal)}; verify it again before accepting")
+    if not server.client.applies_edits:
+        raise UsageError(
+            "this editor does not apply a server's edits: use the code action Accept, which carries the edit"
+        )
+    version = file.document.version
+    label = f"CUDA Agent: {proposal.kernel}, {render.proposal_title(proposal)}"
+    edit = workspace_edit(server, file, proposal)
+    answer = await reply(server.workspace_apply_edit(types.ApplyWorkspaceEditParams(edit=edit, label=label)))
+    if not answer.applied:
+        reason = answer.failure_reason or "the editor did not say why"
+        raise SourceError(f"the edit was not applied: {reason}. The proposal is kept")
+    server.proposals.accept(proposal, version)
+    server.refresh_soon()
+    return {"applied": True}
+
+
+async def accepted(server: CudaAgentServer, where: Any = None) -> None:
+    """After a code action that carried the edit itself."""
+    file, proposal = _proposal(server, where)
+    server.proposals.accept(proposal, file.document.version)
+    server.refresh_soon()
+
+
+async def reject(server: CudaAgentServer, where: Any = None) -> None:
+    _, proposal = _proposal(server, where)
+    server.proposals.reject(proposal)
+    server.refresh_soon()
+
+
+async def show_diff(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    """The client's own diff view where it has one of ours; else the candidate as a document; else the diff as text."""
+    file, proposal = _proposal(server, where)
+    title = f"{proposal.kernel}: {render.proposal_title(proposal)}"
+    name = Path(file.path or "candidate.cu").name
+    virtual = f"{SCHEME}:/{proposal.id}/{name}"
+    if server.client.custom("showDiff"):
+        params = {"uri": file.uri, "proposal": proposal.id, "candidate": virtual, "title": title}
+        server.protocol.notify("cudaAgent/showDiff", params)
+    elif server.client.shows_documents:
+        text = (
+            edits.apply(file.document.text, rebased(proposal, file.document.text)) if proposal.state == "fresh" else ""
+        )
+        uri = (
+            virtual
+            if server.client.text_document_content
+            else _on_disk(proposal, name, text or proposal.candidate.text)
+        )
+        await reply(server.window_show_document(types.ShowDocumentParams(uri=uri, take_focus=True)))
+    else:
+        server.say(proposal.diff)
+    return {"diff": proposal.diff, "candidate": virtual}
+
+
+async def cancel(server: CudaAgentServer, which: Any = None) -> dict[str, Any]:
+    """Answers when the job and all its processes are gone."""
+    return {"cancelled": await server.jobs.cancel(str(_field(which, "job")))}
+
+
+async def trust(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
+    if server.trust.told and not server.trust.trusted:
+        raise Untrusted("the editor has not trusted this folder: use its own command for that")
+    await server.set_trust(True, told=server.trust.told)
+    return {"trusted": server.trust.trusted}
+
+
+async def restart_engine(server: CudaAgentServer, where: Any = None) -> None:
+    await server.engine.restart()
+    for file in server.documents:
+        server.facts.schedule(file, 0.0)
+
+
+COMMANDS = {
+    "cudaAgent.optimize": optimize,
+    "cudaAgent.capture": capture,
+    "cudaAgent.verify": verify,
+    "cudaAgent.accept": accept,
+    "cudaAgent.accepted": accepted,
+    "cudaAgent.reject": reject,
+    "cudaAgent.showDiff": show_diff,
+    "cudaAgent.cancel": cancel,
+    "cudaAgent.trust": trust,
+    "cudaAgent.restartEngine": restart_engine,
+}
+
+
+def run_settings(server: CudaAgentServer, where: Any) -> RunSettings:
+    """The person's settings; a command's argument may override the run command for this once."""
+    settings = server.settings
+    line = where.get("runCommand") if isinstance(where, Mapping) else None
+    words = tuple(shlex.split(line or settings.run_command))
+    arguments = tuple(shlex.split(settings.arguments))
+    toolchain = {"nvcc_path": settings.nvcc_path, "arch": settings.arch}
+    limits = {"capture_launches": settings.capture_launches, "capture_limit_mb": settings.capture_limit_mb}
+    options = {**toolchain, **limits, "fast_math": settings.fast_math}
+    return RunSettings(settings.device, words, arguments, settings.budget_seconds, settings.budget_candidates, options)
+
+
+def _field(where: Any, name: str) -> Any:
+    if not isinstance(where, Mapping) or name not in where:
+        raise UsageError(f"this command needs an argument object with {name!r}")
+    return where[name]
+
+
+def _file(server: CudaAgentServer, where: Any) -> OpenFile:
+    uri = str(_field(where, "uri"))
+    file = server.documents.get(uri)
+    if file is None:
+        raise UsageError(f"{uri} is not open: open it first")
+    return file
+
+
+def _kernel(server: CudaAgentServer, where: Any) -> tuple[OpenFile, Kernel]:
+    file = _file(server, where)
+    name = where.get("kernel")
+    kernels = file.module.kernels
+    if name is None and len(kernels) == 1:
+        return file, kernels[0]
+    return file, file.module.kernel(str(name or ""))
+
+
+def _proposal(server: CudaAgentServer, where: Any) -> tuple[OpenFile, Proposal]:
+    """By id, else the one that is shown for the kernel."""
+    if isinstance(where, Mapping) and where.get("proposal"):
+        found = server.proposals.find(str(where["proposal"]), server.documents)
+        if found is None:
+            raise UsageError("there is no such proposal any more: optimise the kernel again")
+        return found
+    file, kernel = _kernel(server, where)
+    proposal = server.proposals.of_kernel(file, kernel.id)
+    if proposal is None:
+        raise UsageError(f"there is no proposal for {kernel.name}: optimise it first")
+    return file, proposal
+
+
+async def _ready(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> None:
+    if not await server.ensure_trust():
+        raise Untrusted("this folder is not trusted: nothing in it is compiled or run")
+    reason = inputs.why_not(server, file, kernel)
+    if reason is not None:
+        raise UsageError(f"{kernel.name}: {reason}")
+
+
+async def _need_run_command(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> None:
+    """Ask a client that can (`cudaAgent/askRunCommand`) and keep the answer for this session; UsageError without
+    one."""
+    if server.settings.run_command:
+        return
+    if server.client.custom("askRunCommand"):
+        question = {"uri": file.uri, "kernel": kernel.id}
+        answer = await reply(server.protocol.send_request("cudaAgent/askRunCommand", question))
+        command = answer.get("command") if isinstance(answer, Mapping) else getattr(answer, "command", None)
+        if command:
+            server.configure({"runCommand": str(command)})
+            return
+    raise UsageError(f"{kernel.name}: no run command yet: set cudaAgent.runCommand to what runs your program")
+
+
+def _on_disk(proposal: Proposal, name: str, text: str) -> str:
+    """The candidate as a file in the cache, for editors that open only files."""
+    folder = paths.cache_dir() / "shown" / proposal.id
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
+    return file.as_uri()
+
+
+def register(server: CudaAgentServer) -> None:
+    for name, handler in COMMANDS.items():
+        command(server, name, handler)
