@@ -204,29 +204,32 @@ def _facts(arguments: argparse.Namespace, progress: Progress, stop: threading.Ev
 
 
 def _capture(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
-    from cuda_agent.capture import CaptureOptions, capture
-    from cuda_agent.device import default_kind
+    from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
     from cuda_agent.report import capture_json, capture_table
 
     command = arguments.cmd[1:] if arguments.cmd[:1] == ["--"] else arguments.cmd
     if not command:
         print("cuda-agent: capture needs a command: cuda-agent capture -- make run", file=sys.stderr)
         return 3
-    kind = default_kind(arguments.device)
     options = CaptureOptions(
-        device=kind,
+        device=arguments.device,
         kernel=arguments.kernel,
         first=arguments.first,
         select=arguments.select,
         cap=arguments.cap,
         stop=arguments.stop,
     )
-    report = capture(command, Path.cwd(), options, on_event=progress.event, cancelled=stop.is_set)
+    try:
+        report = capture(command, Path.cwd(), options, on_event=progress.event, cancelled=stop.is_set)
+    except NothingCaptured as error:
+        print(f"cuda-agent: {error}", file=sys.stderr)
+        report = error.report
+    progress.close()
     if arguments.json:
         _print_json(capture_json(report))
     else:
         capture_table(report)
-    return 0 if report.workloads else 2
+    return 0 if report.recorded else 2
 
 
 def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:

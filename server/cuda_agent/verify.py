@@ -26,7 +26,7 @@ from cuda_agent.source.edits import minimal, unified_diff
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
-from cuda_agent.workload import launch_map
+from cuda_agent.workload import bundle, launch_map
 from cuda_agent.workload.launch_map import Shape
 
 
@@ -129,12 +129,10 @@ def _launches(
             into=Path(folder),
         )
         report = build_and_run(request.candidate, list(request.args), build, options)
-        shapes = [
-            Shape(x.grid, x.block, x.shared)
-            for w in report.workloads
-            if w.kernel == workload.kernel
-            for x in w.launches
+        folders = [
+            k.bundle for k in report.kernels if k.bundle is not None and bundle.same_kernel(k.kernel, workload.kernel)
         ]
+        shapes = [Shape(x.grid, x.block, x.shared) for folder in folders for x in bundle.load(folder).launches]
     ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
     if len(shapes) < len(ours):
         raise NoInputs(

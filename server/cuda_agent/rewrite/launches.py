@@ -69,7 +69,10 @@ def split_arguments(code: str) -> list[str]:
     return [*parts, current.strip()] if current.strip() else parts
 
 
-_INTEGER = r"(?:(?:static|const|constexpr|unsigned|signed|long|std::)\s+)*(?:unsigned|signed|int|size_t|long|std::size_t|u?int\d+_t|short)"
+_INTEGER = (
+    r"(?:(?:static|const|constexpr|unsigned|signed|long)\s+)*"
+    r"(?:unsigned|signed|int|size_t|long|std::size_t|u?int\d+_t|short)"
+)
 
 
 def _declaration(context: Context, name: str) -> tuple[str, int] | None:

@@ -1,0 +1,42 @@
+# Everything is built into .venv; nothing is written outside this folder and the cache (CUDA_AGENT_CACHE or ~/.cache/cuda-agent).
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: all demo test lint bench client bench-parse bench-emulator clean
+
+all: .venv/.done
+
+.venv/.done: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "venv is missing: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# The main job, on the best device here: capture softmax_rows from its own program, rewrite, judge, show.
+demo: all
+	@command -v g++ >/dev/null || { echo "a C++ compiler is needed: apt install g++"; exit 1; }
+	@$(BIN)/python -m cuda_agent.demo $(ARGS)
+
+test: all
+	@$(BIN)/python -m pytest -q -rs $(ARGS)
+
+lint: all
+	@$(BIN)/ruff check server tests
+	@$(BIN)/ruff format --check server tests
+	@$(BIN)/mypy
+
+client: all
+	@cd client-vscode && npm ci --no-audit --no-fund --ignore-scripts && npm run check && npm run package
+
+# Numbers for docs/benchmarks.md. CORPUS is a checkout of HeCBench; PROGRAMS a folder with its ten programs.
+bench: bench-parse bench-emulator
+
+bench-parse: all
+	@$(BIN)/python tests/bench/parse_corpus.py $(CORPUS)
+
+bench-emulator: all
+	@$(BIN)/python tests/bench/emulator_programs.py $(CORPUS)
+
+clean:
+	rm -rf .venv build client-vscode/node_modules client-vscode/dist .cuda-agent tests/corpus/.cuda-agent
