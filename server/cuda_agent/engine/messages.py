@@ -31,6 +31,7 @@ class FactsOf:
     path: str
     text: str
     version: int = 0
+    arch: str = "auto"  # sm_NN; auto: the build's, else sm_90
 
 
 @dataclass(frozen=True, slots=True)
