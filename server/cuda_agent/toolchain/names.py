@@ -117,8 +117,10 @@ def param_types(mangled: str) -> tuple[str, ...]:
 
 def element_type(param: str) -> str:
     """The type at the end of pointers and references, without cv: `float const*` → `float`."""
-    words = re.sub(r"\b(const|volatile|restrict|__restrict__|__restrict)\b|[*&]", " ", param)
-    return " ".join(words.split())
+    text = param.strip()
+    while (bare := re.sub(r"(\s|[*&]|\b(const|volatile|restrict|__restrict__|__restrict)\b)+$", "", text)) != text:
+        text = bare
+    return re.sub(r"^((const|volatile)\s+)+", "", text)
 
 
 def _loose(text: str) -> str:
