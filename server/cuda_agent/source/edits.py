@@ -16,7 +16,7 @@ from cuda_agent.errors import SourceError
 from cuda_agent.model import Edit, Span
 from cuda_agent.source.documents import decode, encode
 
-_TOKEN = re.compile(r"\w+|[ \t]+|\r\n|.", re.DOTALL)
+_TOKEN = re.compile(r"\d[\w.]*|\w+|[ \t]+|\r\n|.", re.DOTALL)
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
 # SequenceMatcher is quadratic in the worst case: larger hunks stay whole-line edits.
 _TOKENS_MAX = 4000

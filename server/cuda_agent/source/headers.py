@@ -37,7 +37,8 @@ class Header:
     marker: int  # of `__global__`
     span: Span  # from the first token to the body's brace or the semicolon
     name: str
-    name_span: Span  # without template arguments
+    scope: tuple[str, ...]  # spelled before the name: `a::b` of `void a::b::k()`
+    name_span: Span  # without scope and template arguments
     specialised: Span | None  # `<int, 3>` of an explicit specialisation
     params: Span  # inside the parentheses
     body: int | None  # offset of `{`; None for a declaration
@@ -106,6 +107,7 @@ def header(lexed: Lexed, marker: int) -> Header | None:
         marker,
         Span(start, end),
         text,
+        tuple(_text(code, item) for item in items[first_of_name:name_at] if item.kind == "word"),
         name_span,
         specialised,
         Span(params.start + 1, params.end - 1),
@@ -113,6 +115,10 @@ def header(lexed: Lexed, marker: int) -> Header | None:
         bounds,
         tuple(macros),
     )
+
+
+def _text(code: bytes, item: _Item) -> str:
+    return code[item.span.start : item.span.end].decode("utf-8", "replace")
 
 
 def _items(code: bytes, marker: int) -> tuple[list[_Item], int]:

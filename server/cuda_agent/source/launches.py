@@ -81,12 +81,12 @@ def _callee(code: bytes, at: int) -> tuple[int, str, list[Span]] | None:
     end = _back(code, at)
     template: list[Span] = []
     if code[end - 1 : end] == b">":
-        open_ = _angle_open(code, end - 1)
+        open_ = _bracket_open(code, end - 1)
         if open_ is None:
             return None
-        template = split_commas(code, Span(open_ + 1, end - 1))
+        template = split_commas(code, Span(open_ + 1, end - 1), types=True)
         end = _back(code, open_)
-    elif code[end - 1 : end] == b")":  # (condition ? a : b)<<<…>>>, NAME(x)<<<…>>>, (*pointer)<<<…>>>
+    elif code[end - 1 : end] in (b")", b"]"):  # (condition ? a : b)<<<…>>>, NAME(x)<<<…>>>, table[i]<<<…>>>
         return _callee_expression(code, end)
     start = _qualified_start(code, end)
     if start == end:
@@ -107,7 +107,7 @@ def _qualified_start(code: bytes, end: int) -> int:
             return start
         scope_end = _back(code, before - 2)
         if code[scope_end - 1 : scope_end] == b">":
-            scope_end = _back(code, _angle_open(code, scope_end - 1) or scope_end)
+            scope_end = _back(code, _bracket_open(code, scope_end - 1) or scope_end)
         scope = _word_start(code, scope_end)
         if scope == scope_end or code[scope:scope_end] in (b"return", b"else"):
             return before - 2
@@ -142,30 +142,36 @@ def _word_start(code: bytes, end: int) -> int:
 
 
 def _callee_expression(code: bytes, end: int) -> tuple[int, str, list[Span]] | None:
-    depth = 0
-    for at in range(end - 1, -1, -1):
-        depth += (code[at] == 41) - (code[at] == 40)
-        if code[at] in b";{}":
+    """A launch of what an expression gives: everything in front of it that belongs to brackets and the word before."""
+    at = end
+    while code[at - 1 : at] in (b")", b"]"):
+        open_ = _bracket_open(code, at - 1)
+        if open_ is None:
             return None
-        if depth == 0:
-            start = _word_start(code, _back(code, at))
-            return start, " ".join(decode(code[start:end]).split()), []
-    return None
+        at = _word_start(code, open_)
+    return at, " ".join(decode(code[at:end]).split()), []
 
 
-def _angle_open(code: bytes, close: int) -> int | None:
+def _bracket_open(code: bytes, close: int) -> int | None:
+    """Offset of the bracket that the one at `close` closes, read backwards to the start of the statement at most."""
+    opener = b"([{<"[b")]}>".index(code[close])]
     depth = 0
     at = close
     while at >= 0:
         byte = code[at]
-        if byte == 62 and code[at - 1 : at] != b"-":
+        if byte == code[close] and not (byte == 62 and code[at - 1 : at] == b"-"):
             depth += 1
-        elif byte == 60:
+        elif byte == opener:
             depth -= 1
             if depth == 0:
                 return at
-        elif byte in b";{}":
+        elif byte in b";{}" or (byte in b"([" and code[close] == 62):
             return None
+        elif byte in b")]" and code[close] == 62:
+            inner = _bracket_open(code, at)
+            if inner is None:
+                return None
+            at = inner
         at -= 1
     return None
 

@@ -139,7 +139,7 @@ def closing(code: bytes, start: int, end: int | None = None) -> int | None:
     return None
 
 
-def split_commas(code: bytes, span: Span) -> list[Span]:
+def split_commas(code: bytes, span: Span, *, types: bool = False) -> list[Span]:
     """Spans between the commas outside any bracket, blanks trimmed; template argument lists are told from comparisons
     by their closing `>` before any bracket closes."""
     parts: list[Span] = []
@@ -154,7 +154,7 @@ def split_commas(code: bytes, span: Span) -> list[Span]:
             depth -= 1
         elif depth:
             continue
-        elif byte == 60 and _closes_template(code, at, span.end):
+        elif byte == 60 and _closes_template(code, at, span.end, types):
             angle += 1
         elif byte == 62 and angle:
             angle -= 1
@@ -167,12 +167,15 @@ def split_commas(code: bytes, span: Span) -> list[Span]:
     return parts
 
 
-_TEMPLATE = re.compile(rb"<[\w\s:,*&<>\[\]()+-]*>\s*[({:>,]|<[\w\s:,*&<>\[\]()+-]*>\s*$")
+_TEMPLATE = re.compile(rb"<[\w\s:.,*&<>\[\]()+-]*>\s*(?:[({:>,]|\Z)")
+_TEMPLATE_TYPE = re.compile(rb"<[\w\s:.,*&<>\[\]()+-]*>")
 
 
-def _closes_template(code: bytes, at: int, end: int) -> bool:
+def _closes_template(code: bytes, at: int, end: int, types: bool) -> bool:
+    """Whether the `<` at `at` opens template arguments. Among types it does whenever a `>` follows."""
     before = code[at - 1 : at]
-    return bool(before.isalnum() or before == b"_") and _TEMPLATE.match(code, at, end) is not None
+    pattern = _TEMPLATE_TYPE if types else _TEMPLATE
+    return (before.isalnum() or before == b"_") and pattern.match(code, at, end) is not None
 
 
 def trim(code: bytes, span: Span) -> Span:

@@ -36,7 +36,7 @@ def params(document: Document, code: bytes, span: Span, node: Node | None) -> tu
                 "variadic_parameter_declaration",
             ):
                 declarations[child.start_byte] = child
-    for part in split_commas(code, span):
+    for part in split_commas(code, span, types=True):
         text = code[part.start : part.end]
         if part.start < part.end and text not in (b"void", b"..."):
             result.append(_param(document, code, part, declarations.get(part.start)))
@@ -119,8 +119,7 @@ def _shape(before: str, after: str) -> tuple[str, int, bool]:
     # Qualifiers after the n-th star belong to that pointer; those of what it points to stand before it.
     pointee = levels if arrays else levels[:-1]
     const = re.search(r"\bconst\b", pointee[-1] if pointee else levels[0]) is not None
-    element = levels[0] if len(levels) == 1 else before[: _first_star(before)]
-    element = _tidy(_RESTRICT_WORD.sub(" ", _QUALIFIER.sub(" ", element)).replace("&", " "))
+    element = _tidy(_without_qualifiers(before[: _first_star(before)]).replace("&", " "))
     return element + "".join(f"[{_tidy(extent)}]" for extent in arrays[1:]), pointer, const
 
 
@@ -139,6 +138,16 @@ def _outside(text: str) -> str:
     return "".join(result)
 
 
+def _without_qualifiers(text: str) -> str:
+    """The type without const, struct, typename, restrict …, those in template arguments kept."""
+    first, last = text.find("<"), text.rfind(">")
+    if first < 0 or last < first:
+        first = last = len(text)
+    front, inside, back = text[:first], text[first : last + 1], text[last + 1 :]
+    front, back = (_RESTRICT_WORD.sub(" ", _QUALIFIER.sub(" ", part)) for part in (front, back))
+    return front + inside + back
+
+
 def _first_star(text: str) -> int:
     depth = 0
     for at, char in enumerate(text):
@@ -153,8 +162,8 @@ def _open_paren(text: str) -> bool:
 
 
 def _tidy(text: str) -> str:
-    """One blank between words, none before commas and brackets: `const float *__restrict__`."""
+    """One blank between words, none inside brackets' edges: `const float *__restrict__`, `void(*)(int, float)`."""
     text = " ".join(text.split())
-    text = re.sub(r"\s*([,\[\]()<>])\s*", r"\1", text) if "<" in text or "(" in text or "[" in text else text
-    text = re.sub(r"(?<=[*&])\s+(?=[*&])|\s+$", "", text)
-    return re.sub(r",", ", ", text)
+    text = re.sub(r"\s+(?=[,\[\]()])|(?<=[\[(])\s+", "", text)
+    text = re.sub(r",(?=\S)", ", ", text)
+    return re.sub(r"(?<=[*&])\s+(?=[*&])", "", text).strip()

@@ -29,6 +29,7 @@ _WORDS = re.compile(
     rb"|__nv_pure__|__maxnreg__\s*\(\s*\w+\s*\))(?=\W)"
 )
 _POINTER_MACRO = re.compile(rb"[*&]\s*(?:const\s+|volatile\s+)*([A-Za-z_]\w*)\s+(?:const\s+)?[A-Za-z_]\w*\s*[,)=\[]")
+_CR = re.compile(rb"\r(?!\n)")
 _KNOWN_AFTER_STAR = frozenset((b"const", b"volatile", b"__restrict__", b"restrict"))
 
 
@@ -87,8 +88,9 @@ def mask(lexed: Lexed, found: tuple[Header, ...]) -> bytes:
     if data.startswith(b"\xef\xbb\xbf"):
         spans.append(Span(0, 3))
     result = cut(data, spans) if spans else data
-    # tree-sitter takes a NUL for the end of the text.
-    return result.replace(b"\0", b" ")
+    # tree-sitter takes a NUL for the end of the text, and only \n for the end of a line.
+    result = result.replace(b"\0", b" ")
+    return _CR.sub(b"\n", result) if b"\r" in result else result
 
 
 def flatten(source: bytes, lexed: Lexed, span: Span) -> bytes:

@@ -23,6 +23,7 @@ from cuda_agent.source.parse import Tree, flatten, parse, parse_part
 from cuda_agent.source.tree import span as span_of
 
 _MAIN = re.compile(rb"\b(?:int|void|auto)\s+main\s*\(")
+_BODY = re.compile(rb"\s*(?:noexcept\s*)?(?:->\s*int\s*)?(?:try\s*)?\{")
 _TREES = 16  # trees kept to parse the next version of a file from
 
 
@@ -48,7 +49,7 @@ class Module:
         code = self.tree.lexed.code
         for match in _MAIN.finditer(code):
             close = closing(code, match.end() - 1)
-            if close is not None and code[close + 1 : close + 200].lstrip()[:1] == b"{":
+            if close is not None and _BODY.match(code, close + 1):
                 return True
         return False
 
@@ -151,11 +152,10 @@ class Module:
         shared, loops, guards = contents(self.document, body_node) if body_node is not None else ((), (), ())
         parameters = _parameter_list(definition, header)
         space = resolve.scope(self.root, header.name_span.start, lexed.code)
-        plain = header.name.split("::")[-1]
         special = self.document.slice(header.specialised) if header.specialised is not None else ""
         return Kernel(
-            name=plain,
-            qualified_name="::".join((*space, header.name)) + " ".join(special.split()),
+            name=header.name,
+            qualified_name="::".join((*space, *header.scope, header.name)) + " ".join(special.split()),
             template_params=self._template(header),
             params=params(self.document, lexed.code, header.params, parameters),
             launch_bounds=tuple(self.document.slice(span) for span in header.launch_bounds)
@@ -215,7 +215,9 @@ class Module:
         for at in range(match.end() - 1, header.marker):
             depth += (code[at] == 60) - (code[at] == 62)
             if depth == 0:
-                return tuple(self.document.slice(span) for span in split_commas(code, Span(match.end(), at)))
+                return tuple(
+                    self.document.slice(span) for span in split_commas(code, Span(match.end(), at), types=True)
+                )
         return ()
 
     def _extern_c(self, header: Header) -> bool:
