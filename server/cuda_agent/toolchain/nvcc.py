@@ -16,7 +16,7 @@ from pathlib import Path
 from cuda_agent import cache
 from cuda_agent.errors import CompileError, ToolMissing
 from cuda_agent.model import Binary, Build, Facts
-from cuda_agent.toolchain import cubin, names, sandbox
+from cuda_agent.toolchain import cubin, includes, names, sandbox
 from cuda_agent.toolchain.build import without_arch
 
 INSTALL = (
@@ -28,6 +28,9 @@ _SHIM_MARK = b"cuda-agent"
 _INFO = re.compile(r"^(ptxas info\s*:.*|\s+\d+ bytes stack frame.*)\n?", re.MULTILINE)
 _SPILLS = re.compile(
     r"Function properties for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+_NO_HOST_COMPILER = re.compile(
+    r"(g\+\+|gcc|cc1plus|host compiler).*(not found|No such file|cannot execute|Failed)|Failed to preprocess host"
 )
 _SMEM = re.compile(r"Compiling entry function '([^']+)'[\s\S]*?Used \d+ registers([^\n]*)")
 
@@ -127,10 +130,14 @@ def compile(
     the compiler and the project's headers that were read. Raises ToolMissing, CompileError (diagnostics name the
     person's file and lines), SandboxError.
     """
+    if untrusted:
+        includes.check(text)
     nvcc = nvcc or find()
+    arch = specific_arch(build, arch)
     flags = device_flags(build, arch)
     store = cache.default()
-    parts = ("nvcc", nvcc.text, str(nvcc.root), arch, flags, str(build.file), str(build.directory), text)
+    surroundings = tuple(f"{name}={os.environ.get(name, '')}" for name in sandbox.ENVIRONMENT if name != "PATH")
+    parts = (nvcc.text, str(nvcc.root), arch, flags, str(build.file), str(build.directory), surroundings, text)
     manifest = store.key("cubin-deps", parts)
     known = store.get(manifest)
     if isinstance(known, tuple) and isinstance(hit := store.get(store.key("cubin", (parts, _hashes(known)))), Binary):
@@ -143,9 +150,15 @@ def compile(
     return binary
 
 
+def specific_arch(build: Build, arch: str) -> str:
+    """`sm_90a` for `sm_90` when that is what the build names: such code compiles for no other."""
+    named = " ".join(build.flags)
+    return next((arch + kind for kind in "af" if re.search(rf"sm_{arch[3:]}{kind}\b", named)), arch)
+
+
 def device_flags(build: Build, arch: str) -> tuple[str, ...]:
     """The build's flags for a loadable cubin of one architecture: a driver cannot load relocatable code."""
-    dropped = ("-rdc", "-dlto", "-lto", "-lineinfo", "-cudart", "-w")
+    dropped = ("-rdc", "-dlto", "-lto", "-lineinfo", "-cudart")
     kept = (
         f
         for f in without_arch(build.flags)
@@ -183,7 +196,7 @@ def _compile(
         quoted = str(build.file).replace("\\", "\\\\").replace('"', '\\"')
         source.write_text(f'#line 1 "{quoted}"\n' + text.removeprefix("\ufeff"), encoding="utf-8", newline="")
         argv = [str(nvcc.path), "-cubin", "-x", "cu", *(f for f in flags if f != "-x=cu"), "-Xptxas=-v"]
-        argv += [*beside(build.file.parent), "-MD", "-MF", str(deps), "-o", str(out), str(source)]
+        argv += [*beside(build.file.parent, work), "-MD", "-MF", str(deps), "-o", str(out), str(source)]
         readable = [nvcc.root, *_readable(build)]
         done = sandbox.run(
             argv, build.directory, readable, [work], timeout, required=untrusted, use=use_sandbox,
@@ -193,21 +206,26 @@ def _compile(
             raise CompileError(
                 f"nvcc took longer than {timeout:.0f} s on {build.file.name} and was stopped.", done.stderr
             )
-        messages = diagnostics(done.stderr, {str(source): str(build.file)})
+        messages = diagnostics(
+            done.stderr, {str(source): str(build.file), str(work / "beside"): str(build.file.parent)}
+        )
         if done.returncode != 0 or not out.is_file():
-            raise _failure(build.file, messages, done.returncode)
+            raise _failure(build, messages, done.returncode)
         data = out.read_bytes()
-        headers = project_headers(deps.read_text(errors="replace"), source, nvcc.root)
+        headers = project_headers(deps.read_text(errors="replace"), source, build.directory, nvcc.root)
     found = with_ptxas(cubin.read(data, str(build.file)), done.stderr, arch)
     sha = hashlib.sha256(data).hexdigest()
     return Binary("cubin", data, sha, found, "nvcc", flags, nvcc.text), headers
 
 
-def beside(folder: Path) -> list[str]:
+def beside(folder: Path, work: Path) -> list[str]:
     """Flags that let `#include "x.h"` find headers in `folder`, before every -I, as if the text lay there."""
-    if "," in str(folder):  # nvcc splits -Xcompiler at commas
-        return ["-I", str(folder)]
-    return ["-Xcompiler", f"-iquote,{folder}"]
+    path = str(folder)
+    if not re.fullmatch(r"[\w./+@%:~-]+", path):
+        # nvcc splits -Xcompiler at commas and hands spaces to a shell: a link has a plain name.
+        (work / "beside").symlink_to(folder)
+        path = str(work / "beside")
+    return ["-Xcompiler", f"-iquote,{path}"]
 
 
 def _readable(build: Build) -> list[Path]:
@@ -229,12 +247,14 @@ def _readable(build: Build) -> list[Path]:
     return found
 
 
-def project_headers(rule: str, source: Path, root: Path) -> tuple[str, ...]:
+def project_headers(rule: str, source: Path, directory: Path, root: Path) -> tuple[str, ...]:
     """The files in a make rule written by -MD that may change: not the source, the toolkit's or the system's."""
     words = re.sub(r"\\\n", " ", rule.partition(" : ")[2]).replace("\\ ", "\0").split()
-    paths = (Path(os.path.normpath(w.replace("\0", " "))) for w in words)
+    paths = (Path(os.path.realpath(directory / w.replace("\0", " "))) for w in words)
     fixed = (root, root.resolve(), Path("/usr"), Path("/nix/store"))
-    return tuple(sorted({str(p) for p in paths if p != source and not any(p.is_relative_to(f) for f in fixed)}))
+    return tuple(
+        sorted({str(p) for p in paths if p != source.resolve() and not any(p.is_relative_to(f) for f in fixed)})
+    )
 
 
 def diagnostics(stderr: str, names: Mapping[str, str]) -> str:
@@ -244,19 +264,23 @@ def diagnostics(stderr: str, names: Mapping[str, str]) -> str:
     return _INFO.sub("", stderr).strip()
 
 
-def _failure(file: Path, messages: str, code: int) -> Exception:
-    lines = messages.splitlines()
-    if re.search(
-        r"(g\+\+|gcc|cc1plus|host compiler).*(not found|No such file|cannot|Failed)|Failed to preprocess host", messages
-    ):
+def _failure(build: Build, messages: str, code: int) -> ToolMissing | CompileError:
+    lines, file = messages.splitlines(), build.file.name
+    if _NO_HOST_COMPILER.search(messages):
         return ToolMissing(f"nvcc needs a C++ compiler: install g++ (or name one with -ccbin). nvcc said: {lines[0]}")
     if unresolved := re.search(r"Unresolved extern function '([^']+)'", messages):
         name = names.demangle(unresolved.group(1))
-        return CompileError(
-            f"{file.name} calls device code of another file ({name}); one file alone makes no kernel.", messages
-        )
+        return CompileError(f"{file} calls device code of another file ({name}): one file makes no kernel.", messages)
     first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else f"exit code {code}")
-    return CompileError(f"nvcc does not compile {file.name}: {first}", messages)
+    advice = ""
+    if "No such file" in first and build.origin == "default":
+        advice = (
+            " No build of this file is known: run `cuda-agent capture -- <your build and run command>` once, or write"
+        )
+        advice += " a compile_commands.json."
+    elif "No such file" in first:
+        advice = " The compiler reads the project and the include folders its command names, nothing else."
+    return CompileError(f"nvcc does not compile {file}: {first}{advice}", messages)
 
 
 def with_ptxas(kernels: Mapping[str, Facts], stderr: str, arch: str) -> dict[str, Facts]:

@@ -24,7 +24,16 @@ from cuda_agent.errors import SandboxError
 
 # The system that a compiler needs: programs, libraries, the linker's cache. Not /etc, /home, /root, /var, /run.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/nix/store")
-_ENVIRONMENT = ("PATH", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LANG", "NVCC_CCBIN", "NVCC_PREPEND_FLAGS")
+ENVIRONMENT = (
+    "PATH",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "LANG",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+)
 _OUTPUT_LIMIT = 4 << 20
 INSTALL = (
     "Install bubblewrap (Debian and Ubuntu: `apt install bubblewrap`; Fedora: `dnf install bubblewrap`) and allow user "
@@ -99,7 +108,7 @@ def run(
     command = [*_limits(timeout, memory), *argv]
     if sandboxed:
         command = [*_bwrap(cwd, readable, writable), *command]
-    env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     if not sandboxed:
         env["TMPDIR"] = str(writable[0]) if writable else tempfile.gettempdir()
     env |= environment or {}
@@ -124,6 +133,12 @@ def run(
     return Completed(process.returncode, stdout, stderr, time.monotonic() - started, timed_out, sandboxed)
 
 
+def wrap(argv: Sequence[str], readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> list[str]:
+    """The command line that runs `argv` in the sandbox, for a long-lived process that the caller starts and ends itself
+    (a worker); its working directory is /tmp, empty and its own. Ask `available()` first."""
+    return [*_bwrap(Path("/tmp"), readable, writable), *argv]
+
+
 def _wait(process: subprocess.Popen[bytes], timeout: float) -> bool:
     try:
         process.wait(timeout)
@@ -144,7 +159,8 @@ def _text(file: IO[bytes]) -> str:
 
 def _limits(timeout: float, memory: int) -> list[str]:
     """A shell that sets limits and becomes the program: `preexec_fn` is not safe in a process with threads."""
-    script = f'ulimit -c 0; ulimit -v {memory >> 10}; ulimit -f {1 << 20}; ulimit -t {int(timeout) * 4 + 4}; exec "$@"'
+    cpu = int(timeout) * 4 + 4
+    script = f'ulimit -c 0; ulimit -v {memory >> 10}; ulimit -f {1 << 20}; ulimit -t {cpu}; exec "$@"'
     return ["/bin/sh", "-c", script, "sh"]
 
 
