@@ -6,14 +6,18 @@ Importing this package costs nothing: numpy and cupy are loaded by the worker on
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+from cuda_agent import cache, paths
 from cuda_agent.device.client import Device
 from cuda_agent.device.info import GPUS, DeviceInfo
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.quarantine import Quarantine
 from cuda_agent.device.transports import PipeTransport, Transport
-from cuda_agent.errors import DeviceError, UsageError
+from cuda_agent.errors import DeviceError, SandboxError, UsageError
+from cuda_agent.toolchain import sandbox
 
 __all__ = ["Device", "DeviceInfo", "Job", "Probe", "Quarantine", "open_device", "probe"]
 
@@ -21,10 +25,16 @@ _SPEC = re.compile(r"auto|cuda(:\d+)?|emulator(:\w+)?")
 
 
 def open_device(
-    spec: str = "auto", *, transport: Transport | None = None, quarantine: Quarantine | None = None
+    spec: str = "auto",
+    *,
+    untrusted: bool = False,
+    transport: Transport | None = None,
+    quarantine: Quarantine | None = None,
 ) -> Device:
     """A device, ready: "cuda:N", "emulator", "emulator:GPU" (a key of `info.GPUS`: the limits it takes), or "auto":
-    the first GPU when there is a working one, else the emulator. Raises UsageError, DeviceMissing."""
+    the first GPU when there is a working one, else the emulator. `untrusted`: kernels may come from a model, so the
+    emulator's worker, which runs them as host code, must be sandboxed. Raises UsageError, DeviceMissing,
+    SandboxError."""
     if not _SPEC.fullmatch(spec):
         raise UsageError(f"there is no device {spec!r}: use auto, cuda:N, emulator or emulator:GPU ({', '.join(GPUS)})")
     if spec == "auto":
@@ -36,11 +46,30 @@ def open_device(
     kind, _, which = spec.partition(":")
     if kind == "emulator" and which and which not in GPUS:
         raise UsageError(f"the emulator knows no GPU {which!r}: use one of {', '.join(GPUS)}")
-    return Device(spec, transport or default_transport(spec), quarantine if quarantine is not None else Quarantine())
+    if quarantine is None:
+        quarantine = Quarantine(cache.default())
+    return Device(spec, transport or default_transport(spec, untrusted=untrusted), quarantine)
 
 
-def default_transport(spec: str) -> Transport:
+def default_transport(spec: str, *, untrusted: bool = False) -> Transport:
+    """A GPU's worker runs as it is: a kernel cannot reach the host. The emulator's runs in the sandbox where there is
+    one."""
+    if not spec.startswith("emulator"):
+        return PipeTransport()
+    if sandbox.available():
+        return PipeTransport(wrap=_sandboxed)
+    if untrusted:
+        raise SandboxError(
+            f"A kernel written by a model runs on the emulator only in a sandbox, and bubblewrap does not work here. "
+            f"{sandbox.INSTALL}"
+        )
     return PipeTransport()
+
+
+def _sandboxed(argv: list[str]) -> list[str]:
+    """The worker reads Python, this package and the native runtime, and writes only its own /tmp."""
+    readable = [Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path, str(Path(__file__).parents[2])) if p]
+    return sandbox.wrap(argv, [*readable, paths.native_dir()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,10 +167,10 @@ class Interpreter:
             self.pattern(target[start:end], bytes.fromhex(pattern), 0)
 
     def canary(self, size: int) -> Any:
-        """`size` bytes of words 0xFFFC0000 | hash(i): NaN in every float type, negative as an int, each one
+        """`size` bytes of words 0xFFFC0101 | hash(i): NaN in every float type, negative as an int, each one
         different."""
         i = self.xp.arange((size + 3) // 4, dtype=self.xp.uint32)
-        words = (i * self.xp.uint32(2654435761) >> self.xp.uint32(14)) | self.xp.uint32(0xFFFC0000)
+        words = (i * self.xp.uint32(2654435761) >> self.xp.uint32(14)) | self.xp.uint32(0xFFFC0101)
         return words.view(self.xp.uint8)[:size]
 
     def place(self, spec: Mapping[str, Any], canary: int, shift: int) -> Placed:

@@ -119,7 +119,8 @@ class ProcessChannel:
         for stream in (self.input, self.output):
             with contextlib.suppress(OSError):
                 stream.close()
-        return code
+        # A sandbox or a shell around the worker reports its child's signal as 128 + number.
+        return 128 - code if code > 128 else code
 
     def stderr_tail(self) -> list[str]:
         return list(self._tail)

@@ -20,7 +20,8 @@ class HostTransport(PipeTransport):
     """Starts host_worker.py instead of the real devices' worker."""
 
     def open(self, device: str) -> ProcessChannel:
-        argv = [sys.executable, str(HERE / "host_worker.py"), "--device", device, "--parent", str(os.getpid())]
+        argv = [sys.executable, str(HERE / "host_worker.py"), "--device", device]
+        argv = self.wrap(argv) if self.wrap else [*argv, "--parent", str(os.getpid())]
         return ProcessChannel([*argv, *self.extra], self.environment())
 
 

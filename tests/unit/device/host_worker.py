@@ -1,6 +1,8 @@
-"""A worker whose device is this host: a module is Python text with functions over memory addresses, run in the worker's process.
+"""A worker whose device is this host: a module is Python text with functions over memory addresses, run in the
+worker's process.
 
-It goes through the real worker, protocol, interpreter and client; only the backend is small. A kernel takes (config, *raw argument bytes).
+It goes through the real worker, protocol, interpreter and client; only the backend is small. A kernel takes (config,
+*raw argument bytes).
 """
 
 from __future__ import annotations

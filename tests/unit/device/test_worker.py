@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cuda_agent.device import _sandboxed
 from cuda_agent.device.client import Device
 from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
+from cuda_agent.toolchain import sandbox
 
 from .conftest import HERE, HostTransport
 from .kernels import Program, sha
@@ -227,7 +229,10 @@ def test_cancel_kills_within_half_a_second(device: Device) -> None:
 
 def test_the_last_words_of_a_worker_are_in_the_message(device: Device) -> None:
     p = Program(
-        "def last_words(c, *a):\n    import sys, os\n    print('assertion i < n failed', file=sys.stderr)\n    os.abort()\n"
+        "def last_words(c, *a):\n"
+        "    import sys, os\n"
+        "    print('assertion i < n failed', file=sys.stderr)\n"
+        "    os.abort()\n"
     )
     with pytest.raises(WorkerDied, match=r"SIGABRT in step 1 \(launch last_words\).*assertion i < n failed"):
         run(device, p, p.launch("a", "last_words"))
@@ -258,6 +263,25 @@ def test_the_worker_dies_with_its_parent() -> None:
     parent.kill()
     parent.wait()
     assert gone(pid, 2.0)
+
+
+@pytest.mark.skipif(not sandbox.available(), reason="bubblewrap does not work here")
+def test_a_sandboxed_worker_works_is_killed_and_sees_no_home(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    text = f"def peek(c, *a):\n    import os\n    assert not os.path.exists({str(secret)!r}), 'it can read my files'\n"
+    p, spinning = Program(text), Program()
+
+    def wrap(argv: list[str]) -> list[str]:
+        return _sandboxed(argv)
+
+    with Device("host", HostTransport(wrap=wrap)) as device:
+        assert run(device, p, p.launch("a", "peek"))[0]["ok"]
+        with pytest.raises(DeadlineExceeded):
+            run(device, spinning, spinning.launch("a", "spin"), deadline=0.3)
+        assert run(device, p, p.launch("a", "peek"))[0]["ok"]
+        with pytest.raises(WorkerDied, match="SIGSEGV"):
+            run(device, spinning, spinning.launch("a", "segfault"))
 
 
 def test_a_device_that_is_not_there() -> None:
