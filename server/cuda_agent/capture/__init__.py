@@ -47,7 +47,7 @@ def capture(
 
     Cancelling (or Ctrl-C) kills the program and keeps what was recorded; with nothing recorded it raises Cancelled.
     Raises NothingCaptured (a CaptureError with the report) when no launch could be recorded, CaptureError when the
-    program cannot start or the folder cannot be written; ToolMissing, CompileError (building the injection); UsageError.
+    program cannot start or the folder cannot be written; ToolMissing, CompileError (the injection); UsageError.
     """
     if not command:
         raise UsageError("There is no command to run: cuda-agent capture -- make run")

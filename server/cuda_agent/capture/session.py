@@ -37,13 +37,13 @@ _MAKES = frozenset({"make", "gmake"})
 def resolve_device(device: str) -> str:
     """ "cuda" or "emulator" for what the person said. Raises UsageError."""
     if device == "auto":
-        return "cuda" if _gpus() > 0 else "emulator"
+        return "cuda" if gpu_count() > 0 else "emulator"
     if device == "emulator" or device.partition(":")[0] == "cuda":
         return device.partition(":")[0]
     raise UsageError(f"A program cannot be captured on the device {device!r}: use cuda, cuda:N or emulator.")
 
 
-def _gpus() -> int:
+def gpu_count() -> int:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -166,7 +166,7 @@ class Session:
                     done = self._execute(again, environment, follower)
             finally:
                 shim.clean_outputs(paths.outputs)
-            if self.device == "cuda" and _lines(paths.builds) == before:
+            if self.device == "cuda" and _lines(paths.builds) == 0:
                 self._dry_run(environment)
         bundles = {}
         recorded = {name: value for name in RECORDED_VARIABLES if (value := os.environ.get(name)) is not None}

@@ -8,6 +8,7 @@ Sizes are bytes. Errors: WorkloadError, naming the file, for anything missing, b
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -77,13 +78,22 @@ class BlobStore:
         return tuple(self._put_chunk(view[at : at + size]) for at in range(0, len(view), size))
 
     def put_file(self, path: Path) -> tuple[str, ...]:
-        """`put` for a file's content, one chunk in memory at a time."""
+        """`put` for a file's content, with few chunks in memory at a time. Hashing and compressing release the
+        interpreter's lock, so large files use several cores."""
         try:
-            size = UNIT if path.stat().st_size <= SMALL else CHUNK
-            with path.open("rb") as file:
-                return tuple(self._put_chunk(memoryview(chunk)) for chunk in iter(lambda: file.read(size), b""))
+            length = path.stat().st_size
+            if length <= SMALL:
+                return self.put(path.read_bytes())
+            starts = range(0, length, CHUNK)
+            with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                return tuple(pool.map(lambda start: self._put_part(path, start), starts))
         except OSError as error:
             raise WorkloadError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+    def _put_part(self, path: Path, start: int) -> str:
+        with path.open("rb") as file:
+            file.seek(start)
+            return self._put_chunk(memoryview(file.read(CHUNK)))
 
     def file(self, name: str) -> Path:
         return self.path / f"{name}.zst"

@@ -150,21 +150,15 @@ std::string collect_arguments(const Call& call, Launch& launch) {
     const unsigned char* packed = nullptr;
     for (void** item = call.extra; !call.params && item && *item != CU_LAUNCH_PARAM_END; item += 2)
         if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) packed = static_cast<const unsigned char*>(item[1]);
-    Driver::GetParam info = nullptr;
+    const char* name = nullptr;
+    const bool is_kernel = driver().kernel_name && driver().kernel_name(&name, call.function) == CUDA_SUCCESS;
+    const Driver::GetParam info = is_kernel ? driver().kernel_param : driver().function_param;
+    if (!info) return "the driver is older than CUDA 12.4 and does not tell argument layouts";
     std::size_t offset = 0, size = 0;
-    for (auto candidate : {driver().kernel_param, driver().function_param}) {
-        if (!candidate) continue;
-        const CUresult code = candidate(call.function, 0, &offset, &size);
-        // A kernel without parameters answers "invalid value" for number 0, a handle of the other kind "invalid handle".
-        if (code == CUDA_SUCCESS) info = candidate;
-        if (code == CUDA_SUCCESS || (code == CUDA_ERROR_INVALID_VALUE && !call.params && !packed)) break;
-    }
-    if (!info) {
-        if (!call.params && !packed) return "";
-        return driver().function_param ? "the driver does not tell its argument layout"
-                                       : "the driver is older than CUDA 12.4 and does not tell argument layouts";
-    }
-    for (std::size_t i = 0; info(call.function, i, &offset, &size) == CUDA_SUCCESS; ++i) {
+    for (std::size_t i = 0;; ++i) {
+        const CUresult code = info(call.function, i, &offset, &size);
+        if (code == CUDA_ERROR_INVALID_VALUE) break;  // past the last parameter
+        if (code != CUDA_SUCCESS) return "the driver does not tell its argument layout (" + error_name(code) + ")";
         const void* data = call.params ? call.params[i] : packed ? packed + offset : nullptr;
         if (!data) return "argument " + std::to_string(i) + " has no value";
         launch.add_arg(offset, data, size, resolve);
