@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy
+
 from cuda_agent.device import driver
 from cuda_agent.device.backend import Configuration, DeviceFault, Launched, OutOfMemory
 from cuda_agent.device.driver import DriverError
-from cuda_agent.device.info import DeviceInfo, bandwidth_of
+from cuda_agent.device.info import DeviceInfo, bandwidth_of, clock_of
 from cuda_agent.device.jobs import StepFailed
 from cuda_agent.errors import DeviceMissing
 
@@ -187,7 +189,7 @@ class CudaBackend:
 
     def upload(self, array: Any, data: bytes) -> None:
         if data:
-            array.data.copy_from_host(ctypes.c_char_p(data), len(data))
+            array.set(numpy.frombuffer(data, dtype=numpy.uint8))
 
     def download(self, array: Any) -> bytes:
         return bytes(array.get().data)
@@ -247,7 +249,7 @@ def device_info(index: int) -> DeviceInfo:
         memory_bandwidth_gbs=bandwidth_of(name, read("memory_clock_khz"), read("bus_bits")),
         memory_bytes=driver.total_memory(index),
         l2_bytes=read("l2_bytes"),
-        clock_mhz=read("clock_khz") / 1000,
+        clock_mhz=read("clock_khz") / 1000 or clock_of(name),
         shared_per_block=read("shared_per_block"),
         shared_per_block_optin=read("shared_per_block_optin") or read("shared_per_block"),
         shared_per_sm=read("shared_per_sm"),

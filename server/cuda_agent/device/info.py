@@ -108,8 +108,16 @@ def bandwidth_of(name: str, memory_clock_khz: int, bus_bits: int) -> float:
     clock (newer drivers answer 0), and 0.0 when neither is known."""
     if memory_clock_khz > 0 and bus_bits > 0:
         return 2.0 * memory_clock_khz * 1e3 * bus_bits / 8 / 1e9
-    wanted = name.lower().replace("nvidia", "").strip()
-    for key, gpu in GPUS.items():
-        if key in wanted.replace(" ", "") or gpu.name.lower() == name.lower():
-            return gpu.memory_bandwidth_gbs
-    return 0.0
+    gpu = _known(name)
+    return gpu.memory_bandwidth_gbs if gpu else 0.0
+
+
+def clock_of(name: str) -> float:
+    """Boost clock in MHz from the data sheet, for drivers that report none; 0.0 when the GPU is not in the table."""
+    gpu = _known(name)
+    return gpu.clock_mhz if gpu else 0.0
+
+
+def _known(name: str) -> DeviceInfo | None:
+    wanted = name.lower().replace("nvidia", "").replace(" ", "")
+    return next((gpu for key, gpu in GPUS.items() if key in wanted or gpu.name.lower() == name.lower()), None)
