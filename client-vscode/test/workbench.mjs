@@ -1,0 +1,147 @@
+// One smoke test in the real workbench: open a .cu, see the lens, optimise on the emulator, see the diff, accept.
+// usage: node test/workbench.mjs        (after test/setup.sh, `make` and `npm run package`)
+
+import { spawn, spawnSync } from "node:child_process";
+import * as fs from "node:fs";
+import * as net from "node:net";
+import * as os from "node:os";
+import * as path from "node:path";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+
+const HERE = path.dirname(fileURLToPath(import.meta.url));
+const ROOT = path.resolve(HERE, "../..");
+const CODE_SERVER = process.env.CODE_SERVER ?? path.join(ROOT, "build/code-server");
+const ENTRY = path.join(CODE_SERVER, "node_modules/code-server/out/node/entry.js");
+const VSIX = path.join(ROOT, "client-vscode/dist/cuda-agent.vsix");
+const PICTURES = process.env.PICTURES;
+
+const results = { passed: 0, failed: 0 };
+const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "cuda-agent-workbench-"));
+const folder = path.join(scratch, "project");
+const user = path.join(scratch, "user");
+const extensions = path.join(scratch, "extensions");
+const file = path.join(folder, "softmax_rows.cu");
+
+function settings() {
+  fs.mkdirSync(folder, { recursive: true });
+  fs.copyFileSync(path.join(ROOT, "tests/corpus/softmax_rows.cu"), file);
+  const values = {
+    "cudaAgent.serverCommand": [path.join(ROOT, ".venv/bin/cuda-agent")],
+    "cudaAgent.device": "emulator",
+    "cudaAgent.arguments": "256 96 1",
+    "chat.disableAIFeatures": true,
+    "workbench.startupEditor": "none",
+    "editor.minimap.enabled": false,
+    "diffEditor.renderSideBySide": false,
+    "workbench.colorTheme": "Default Light Modern",
+  };
+  for (const place of ["Machine", "User"]) {
+    fs.mkdirSync(path.join(user, place), { recursive: true });
+    fs.writeFileSync(path.join(user, place, "settings.json"), JSON.stringify(values));
+  }
+}
+
+const freePort = () =>
+  new Promise((resolve) => {
+    const server = net.createServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address();
+      server.close(() => resolve(port));
+    });
+  });
+
+async function waitFor(port, seconds) {
+  for (let i = 0; i < seconds * 10; i++) {
+    if (await fetch(`http://127.0.0.1:${port}/healthz`).then((r) => r.ok, () => false)) return;
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  throw new Error("code-server did not start");
+}
+
+async function step(name, run) {
+  try {
+    await run();
+    results.passed++;
+    console.log(`ok   ${name}`);
+  } catch (error) {
+    results.failed++;
+    console.log(`FAIL ${name}: ${error.message.split("\n")[0]}`);
+    throw error;
+  }
+}
+
+async function picture(page, name) {
+  if (PICTURES) {
+    fs.mkdirSync(PICTURES, { recursive: true });
+    await page.screenshot({ path: path.join(PICTURES, `${name}.png`) });
+  }
+}
+
+settings();
+const env = { ...process.env, EXTENSIONS_GALLERY: '{"serviceUrl":""}', CUDA_AGENT_CACHE: process.env.CUDA_AGENT_CACHE ?? path.join(scratch, "cache") };
+const common = [ENTRY, "--config", path.join(scratch, "config.yaml"), "--user-data-dir", user, "--extensions-dir", extensions];
+fs.writeFileSync(path.join(scratch, "config.yaml"), "");
+const installed = spawnSync(process.execPath, [...common, "--install-extension", VSIX], { env, encoding: "utf-8" });
+if (installed.status !== 0) {
+  console.error(installed.stdout, installed.stderr);
+  process.exit(1);
+}
+const port = await freePort();
+const flags = ["--auth", "none", "--bind-addr", `127.0.0.1:${port}`, "--disable-telemetry", "--disable-update-check", "--disable-workspace-trust", "--disable-getting-started-override"];
+const server = spawn(process.execPath, [...common, ...flags], { env, stdio: ["ignore", "pipe", "pipe"], detached: true });
+let log = "";
+for (const stream of [server.stdout, server.stderr]) stream.on("data", (data) => (log += data));
+
+let browser;
+try {
+  await waitFor(port, 60);
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+  });
+  const page = await browser.newPage({ viewport: { width: 1280, height: 800 } });
+  const payload = encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://127.0.0.1:${port}${file}`]]));
+  await page.goto(`http://127.0.0.1:${port}/?folder=${folder}&payload=${payload}`);
+  const lens = (text) => page.locator(".codelens-decoration a, .codelens-decoration span", { hasText: text }).first();
+
+  await step("the lens stands above the kernel", () => lens("Optimise").waitFor({ timeout: 60_000 }));
+  await picture(page, "lens");
+  await step("optimising on the emulator ends with a proposal", async () => {
+    await lens("Optimise").click();
+    await lens("Accept").waitFor({ timeout: 240_000 });
+  });
+  await picture(page, "proposal");
+  await step("Show diff opens the diff", async () => {
+    await lens("Show diff").click();
+    await page.locator(".monaco-diff-editor").first().waitFor({ timeout: 30_000 });
+    await page.locator(".view-line", { hasText: "__shfl_xor_sync" }).first().waitFor({ timeout: 30_000 });
+  });
+  await picture(page, "diff");
+  await step("Accept changes the text", async () => {
+    await page.keyboard.press("Control+W");
+    await page.locator(".monaco-diff-editor").first().waitFor({ state: "detached", timeout: 10_000 });
+    await lens("Accept").click();
+    await page.locator(".view-line", { hasText: "__shfl_xor_sync" }).first().waitFor({ timeout: 30_000 });
+  });
+  await step("one undo brings it back", async () => {
+    await page.locator(".monaco-editor .view-lines").first().click();
+    await page.keyboard.press("Control+Z");
+    await page.locator(".view-line", { hasText: "__shfl_xor_sync" }).first().waitFor({ state: "detached", timeout: 10_000 });
+  });
+} catch (error) {
+  if (results.failed === 0) results.failed++;
+  console.error(error.stack);
+  console.error(log.split("\n").slice(-20).join("\n"));
+  const page = browser?.contexts()[0]?.pages()[0];
+  if (page) await page.screenshot({ path: path.join(ROOT, "build/workbench-failure.png") });
+} finally {
+  await browser?.close();
+  try {
+    process.kill(-server.pid, "SIGKILL");
+  } catch (gone) {
+    if (gone.code !== "ESRCH") throw gone;
+  }
+  fs.rmSync(scratch, { recursive: true, force: true });
+}
+console.log(`${results.passed} passed, ${results.failed} failed`);
+process.exit(results.failed === 0 ? 0 : 1);
