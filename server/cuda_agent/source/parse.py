@@ -93,14 +93,16 @@ def mask(lexed: Lexed, found: tuple[Header, ...]) -> bytes:
     return _CR.sub(b"\n", result) if b"\r" in result else result
 
 
-def flatten(source: bytes, lexed: Lexed, span: Span) -> bytes:
-    """`source` with the conditionals inside `span` resolved to their first branch and their directives blanked."""
+def other_branches(lexed: Lexed, within: Span, at: int) -> list[Span]:
+    """What to blank so that each conditional that begins in `within` has one branch left, the one with `at` or the first:
+    its other branches and its directives."""
     spans: list[Span] = []
     for conditional in lexed.conditionals:
-        if span.start <= conditional.span.start and conditional.span.start < span.end:
+        if within.start <= conditional.span.start < within.end:
+            chosen = next((branch for branch in conditional.branches if at in branch), conditional.branches[0])
             spans += (directive.span for directive in conditional.directives)
-            spans += conditional.branches[1:]
-    return cut(source, spans)
+            spans += (branch for branch in conditional.branches if branch is not chosen)
+    return spans
 
 
 def _pointer_macros(code: bytes, params: Span) -> list[Span]:

@@ -10,26 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tree_sitter import Node
-
 from cuda_agent.model import Kernel, LaunchSite
-from cuda_agent.source.documents import decode
 
 _BLANKS = re.compile(r"\s+")
-
-
-def scope(root: Node, offset: int, code: bytes) -> tuple[str, ...]:
-    """Names of the namespaces and classes around an offset, outermost first; unnamed ones are left out."""
-    names: list[str] = []
-    node: Node | None = root.descendant_for_byte_range(offset, offset)
-    while node is not None:
-        if node.type in ("namespace_definition", "class_specifier", "struct_specifier"):
-            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-            if name is not None and body is not None and body.start_byte <= offset:
-                spelled = decode(code[name.start_byte : name.end_byte])
-                names = [part.strip().removeprefix("inline ") for part in spelled.split("::")] + names
-        node = node.parent
-    return tuple(names)
 
 
 def resolve(site: LaunchSite, kernels: Sequence[Kernel], around: tuple[str, ...], code: bytes) -> tuple[Kernel, ...]:

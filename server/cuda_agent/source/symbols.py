@@ -14,16 +14,19 @@ from cuda_agent.errors import SourceError
 from cuda_agent.model import Kernel, LaunchSite, Span
 from cuda_agent.source import resolve
 from cuda_agent.source.body import contents
-from cuda_agent.source.documents import Document, decode
+from cuda_agent.source.documents import Document
 from cuda_agent.source.headers import Header
 from cuda_agent.source.launches import launches
 from cuda_agent.source.lexical import closing, cut, split_commas
 from cuda_agent.source.params import params
-from cuda_agent.source.parse import Tree, flatten, parse, parse_part
+from cuda_agent.source.parse import Tree, other_branches, parse, parse_part
+from cuda_agent.source.scopes import scope
 from cuda_agent.source.tree import span as span_of
 
 _MAIN = re.compile(rb"\b(?:int|void|auto)\s+main\s*\(")
 _BODY = re.compile(rb"\s*(?:noexcept\s*)?(?:->\s*int\s*)?(?:try\s*)?\{")
+_EXTERN_C = re.compile(rb'extern\s*"C"')
+_TEMPLATE = re.compile(rb"template\s*<")
 _TREES = 16  # trees kept to parse the next version of a file from
 
 
@@ -95,7 +98,7 @@ class Module:
     def _resolved(self) -> tuple[tuple[LaunchSite, tuple[Kernel, ...]], ...]:
         code = self.tree.lexed.code
         return tuple(
-            (site, resolve.resolve(site, self.kernels, resolve.scope(self.root, site.span.start, code), code))
+            (site, resolve.resolve(site, self.kernels, scope(self.tree, site.span.start).names, code))
             for site in self.launches
         )
 
@@ -151,11 +154,11 @@ class Module:
             body = Span(header.body, close + 1 if close is not None else self._unclosed(header))
         shared, loops, guards = contents(self.document, body_node) if body_node is not None else ((), (), ())
         parameters = _parameter_list(definition, header)
-        space = resolve.scope(self.root, header.name_span.start, lexed.code)
+        around = scope(self.tree, header.name_span.start)
         special = self.document.slice(header.specialised) if header.specialised is not None else ""
         return Kernel(
             name=header.name,
-            qualified_name="::".join((*space, *header.scope, header.name)) + " ".join(special.split()),
+            qualified_name="::".join((*around.names, *header.scope, header.name)) + " ".join(special.split()),
             template_params=self._template(header),
             params=params(self.document, lexed.code, header.params, parameters),
             launch_bounds=tuple(self.document.slice(span) for span in header.launch_bounds)
@@ -168,7 +171,7 @@ class Module:
             name_span=header.name_span,
             params_span=header.params,
             body=body,
-            extern_c=self._extern_c(header),
+            extern_c=around.extern_c or self._extern_c(header),
             has_error=has_error,
         )
 
@@ -185,13 +188,11 @@ class Module:
         if alone is not None and not alone.has_error:
             self._parts.append((whole, alone))
             return alone, False
-        flat = flatten(source, self.tree.lexed, whole)
-        if flat != source:
-            inside = [part for part in self.tree.lexed.conditionals if whole.start <= part.span.start < whole.end]
-            flat_code = cut(code, [branch for part in inside for branch in part.branches[1:]])
-            end = closing(flat_code, header.body or header.span.end)
+        branches = other_branches(self.tree.lexed, whole, header.body or header.span.end)
+        if branches:
+            end = closing(cut(code, branches), header.body or header.span.end)
             whole = Span(header.span.start, end + 1 if end is not None else whole.end)
-            first = _function(parse_part(flat, whole), header)
+            first = _function(parse_part(cut(source, branches), whole), header)
             if first is not None and (not first.has_error or (node is None and alone is None)):
                 self._parts.append((whole, first))
                 return first, True
@@ -208,7 +209,7 @@ class Module:
 
     def _template(self, header: Header) -> tuple[str, ...]:
         code = self.tree.lexed.code
-        match = re.compile(rb"template\s*<").match(code, header.span.start)
+        match = _TEMPLATE.match(code, header.span.start)
         if match is None:
             return ()
         depth = 0
@@ -221,15 +222,7 @@ class Module:
         return ()
 
     def _extern_c(self, header: Header) -> bool:
-        if re.match(rb'extern\s*"C"', self.document.data[header.span.start : header.marker]):
-            return True
-        node: Node | None = self.root.descendant_for_byte_range(header.name_span.start, header.name_span.start)
-        while node is not None:
-            if node.type == "linkage_specification":
-                value = node.child_by_field_name("value")
-                return value is not None and decode(value.text or b"").strip('"') == "C"
-            node = node.parent
-        return False
+        return _EXTERN_C.match(self.document.data, header.span.start, header.marker) is not None
 
 
 def _function(root: Node, header: Header) -> Node | None:

@@ -158,7 +158,10 @@ def callee(call: Node) -> str | None:
     """Last part of the called name, without namespaces and template arguments: `shfl` for `cg::shfl<int>(…)`."""
     function = call.child_by_field_name("function")
     while function is not None and function.type not in IDENTIFIERS:
-        function = function.child_by_field_name("field") or function.child_by_field_name("name")
+        inner = function.child_by_field_name("field") or function.child_by_field_name("name")
+        if inner is None and function.type == "dependent_name":  # obj.template go<3>
+            inner = next(iter(function.named_children), None)
+        function = inner
     return decode(function.text or b"") if function is not None else None
 
 
