@@ -1,0 +1,25 @@
+"""The judge: is a candidate right, is it faster, and how do we know. See docs/gates.md and docs/evidence.md.
+
+Importing this package loads no numpy: the server process renders verdicts too. `judge` and `quick` load it when
+called for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .evidence import from_json, headline, render_text, to_json
+from .options import JudgeOptions
+
+if TYPE_CHECKING:
+    from .verdict import judge, quick
+
+__all__ = ["JudgeOptions", "from_json", "headline", "judge", "quick", "render_text", "to_json"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("judge", "quick"):
+        from . import verdict
+
+        return getattr(verdict, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ..device import jobs
 from ..errors import WorkerDied, WorkloadError
-from ..workload.elements import SIZES
+from ..workload.elements import SIZES, ElementType
 from . import numeric
 from .case import sha256
 
@@ -99,7 +99,7 @@ class _Replayed:
     changed: tuple[int, ...]  # bytes changed, a buffer
 
 
-def dtypes(case: Case, index: int) -> list[str]:
+def dtypes(case: Case, index: int) -> list[ElementType]:
     """Element types of the buffers, then "bytes" for every global."""
     return [slot.dtype for slot in case.slots(index)] + ["bytes"] * len(case.launches[index].globals)
 
@@ -125,8 +125,8 @@ def _replay(case: Case, index: int) -> _Replayed:
     for row in repeat["buffers"]:
         if not row["equal"] and (row["dtype"] not in numeric.RULE or row["nan_mismatch"]):
             raise WorkloadError(
-                f"two runs of the original kernel differ in {buffer_name(case, index, row['buffer'])}, which holds no plain floats: "
-                "there is no one right result to compare with"
+                f"two runs of the original kernel differ in {buffer_name(case, index, row['buffer'])}, which holds no "
+                "plain floats: there is no one right result to compare with"
             )
     how = _check_after(case, index, after["buffers"], spread, [row["max_abs"] for row in zeros["buffers"]])
     return _Replayed(
@@ -158,8 +158,8 @@ def _check_after(
             raise WorkloadError(
                 f"the capture does not replay: {buffer_name(case, index, row['buffer'])}[{wrong.get('index')}] was "
                 f"{numeric.show(wrong.get('expected'))} in the program and is {numeric.show(wrong.get('got'))} here "
-                f"({row['differing']:,} elements differ); the kernel reads memory that was not recorded, or it was captured "
-                "with another text or other flags: capture again"
+                f"({row['differing']:,} elements differ); the kernel reads memory that was not recorded, or it was "
+                "captured with another text or other flags: capture again"
             )
     return f"within {'ten times the numeric rule' if elsewhere else 'its own spread'} of the program's own result"
 
@@ -177,7 +177,7 @@ def _roles(case: Case, index: int, replayed: _Replayed) -> dict[str, Any]:
     slots = case.slots(index)
     writable = [number for number, slot in enumerate(slots) if slot.writable]
     tried = [number for number in writable if slots[number].dtype in numeric.RULE or replayed.changed[number]]
-    tried = [number for number in tried if case.launches[index].buffers[number].size >= SIZES[slots[number].dtype]]  # type: ignore[index]
+    tried = [number for number in tried if case.launches[index].buffers[number].size >= SIZES[slots[number].dtype]]
     answer = _try(case, index, replayed, tried)
     if answer is None and len(tried) > 1:
         alone = [number for number in tried if _try(case, index, replayed, [number]) is not None]
@@ -254,7 +254,7 @@ def _null_entries(
     launch, slots = case.launches[index], case.slots(index)
     size, dtype = launch.buffers[b].size, slots[b].dtype
     entry = {"buffer": b, "dtype": dtype, **mask(b, tried, replayed.changed)}
-    integer = "01" + "00" * (SIZES[dtype] - 1)  # type: ignore[index]
+    integer = "01" + "00" * (SIZES[dtype] - 1)
     yield "writes zeros", {**entry, "expected": {"fill": "00"}}
     yield "writes ones", {**entry, "expected": {"fill": ONES.get(dtype, integer)}}
     if b not in tried:  # a poisoned buffer left alone keeps its poison and is always seen

@@ -8,19 +8,22 @@ never the candidate's fault: `WorkloadError` (the inputs cannot be replayed), `D
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..device import jobs
 from ..errors import Cancelled, DeviceError, NoInputs, WorkloadError
-from ..model import Binary, Build, Candidate, Kernel, Launch, Workload
+from ..model import Binary, Build, Candidate, Kernel, Launch, Timing, Workload
 from ..source.documents import Document
 from ..source.symbols import Module
 from ..source.symbols import module as parse
 from ..toolchain import names
 from ..workload import bundle, elements, launch_map
+from ..workload.elements import ElementType
 from .options import JudgeOptions
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ class Slot:
     """What is known of one buffer of a launch before anything runs."""
 
     name: str  # the parameter that reaches it, "buffer 3" when several or none do
-    dtype: str
+    dtype: ElementType
     writable: bool  # some pointer to it has no const pointee, or its type is unknown
 
 
@@ -53,7 +56,7 @@ class Case:
         *,
         module: Module | None = None,
         options: JudgeOptions | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
+        cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self.device, self.build, self.workload = device, build, workload
         self.original, self.candidate = original, candidate
@@ -62,6 +65,7 @@ class Case:
         self._module = module
         self._outcomes: dict[int, Outcome] = {}
         self._times: Times | None = None
+        self._label: Literal["SAME", "AMBIGUOUS"] | None = None
         self.ran: dict[str, set[str]] = {"verified": set(), "timed": set()}  # candidate binaries, for G14
 
     # ------------------------------------------------------------ text
@@ -165,19 +169,22 @@ class Case:
 
     def run(self, steps: Sequence[jobs.Step], *, deadline_s: float, tag: str, candidate: bool = False) -> Results:
         """One job on the device. Raises what `Device.run` raises, and Cancelled."""
-        if self.cancelled():
-            raise Cancelled("stopped by the person")
+        self.check_cancelled()
         blobs = jobs.BlobSource(bundle.BlobStore(self.workload.blobs)).add_binary(self.original_binary)
         if candidate:
             blobs.add_binary(self.candidate_binary)
         job = jobs.Job(list(steps), deadline_s, tag, frozenset({self.original_binary.sha256}))
-        results = self.device.run(job, blobs)
-        if self.cancelled():
-            raise Cancelled("stopped by the person")
+        with _watching(self.device, self.cancelled):
+            results = self.device.run(job, blobs)
+        self.check_cancelled()
         for result in results:
             if not result["ok"] and result.get("out_of_memory"):
                 raise DeviceError(f"{result['error']}: judge a smaller launch (capture with --select smallest)")
         return results
+
+    def check_cancelled(self) -> None:
+        if self.cancelled is not None and self.cancelled():
+            raise Cancelled("stopped by the person")
 
     def original_launch(self, run: str, index: int, **fields: Any) -> jobs.Step:
         launch = self.launches[index]
@@ -226,6 +233,54 @@ class Case:
 
             self._times = measure(self)
         return self._times
+
+    def remember(self, times: Times) -> None:
+        """A later measurement takes the place of the first."""
+        self._times = times
+
+    def relabel(self, label: Literal["SAME", "AMBIGUOUS"]) -> None:
+        """Two measurements disagree: their numbers stand, the claim does not."""
+        self._label = label
+
+    @property
+    def timing(self) -> Timing:
+        """The headline numbers as they may be said."""
+        total = self.times.total
+        return replace(total, label=self._label) if self._label is not None else total
+
+    @property
+    def timed(self) -> bool:
+        return self._times is not None and bool(self._times.launches) and self._times.fault is None
+
+    @property
+    def observed(self) -> bool:
+        """Whether the candidate has run on every launch."""
+        return len(self._outcomes) == len(self.launches)
+
+
+@contextmanager
+def _watching(device: Device, cancelled: Callable[[], bool] | None) -> Iterator[None]:
+    """While a job runs, ask `cancelled` twenty times a second; when it turns true, kill the job (it raises
+    Cancelled)."""
+    if cancelled is None:
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            if cancelled():
+                if not done.is_set():
+                    device.cancel()
+                return
+
+    watcher = threading.Thread(target=watch, name="judge-cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def sha256(text: str) -> str:

@@ -69,8 +69,8 @@ class Selection:
     """The selected part of one file."""
 
     def __init__(self, module: Module, name: str, fed: frozenset[str] = frozenset()) -> None:
-        """`fed`: variables that fed the launches before the edit, and may be left over. Raises SourceError when the file
-        has no such kernel."""
+        """`fed`: variables that fed the launches before the edit, and may be left over. Raises SourceError when the
+        file has no such kernel."""
         self.module = module
         self.fed = fed
         self.kernel: Kernel = module.kernel(name)

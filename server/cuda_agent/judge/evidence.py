@@ -22,9 +22,15 @@ Json = dict[str, Any]
 
 
 def to_json(
-    verdict: Verdict, proposal: Proposal | None = None, *, candidate: Candidate | None = None, diff: str | None = None
+    verdict: Verdict,
+    proposal: Proposal | None = None,
+    *,
+    candidate: Candidate | None = None,
+    diff: str | None = None,
+    kernel: str | None = None,
+    file: str | None = None,
 ) -> Json:
-    """One JSON object. `candidate` and `diff` default to the proposal's; without either they are null."""
+    """One JSON object. `candidate`, `diff` and `kernel` default to the proposal's; what is not known is null."""
     candidate = candidate or (proposal.candidate if proposal else None)
     diff = diff if diff is not None else (proposal.diff if proposal else None)
     data: Json = {
@@ -33,6 +39,8 @@ def to_json(
         "evidence_level": verdict.level,
         "faster": verdict.faster,
         "headline": headline(verdict),
+        "kernel": kernel or (candidate.kernel if candidate else None),
+        "file": file,
         "inputs": verdict.inputs,
         "numeric": verdict.numeric,
         "gates": [_gate_json(gate) for gate in verdict.gates],
@@ -129,6 +137,8 @@ def headline(verdict: Verdict) -> str:
     if verdict.status == "undecided":
         gate = next((gate for gate in verdict.gates if gate.undecided), None)
         return f"Could not decide: {gate.detail}" if gate else "Could not decide"
+    if verdict.record.get("same_code"):
+        return "No change: the candidate is the same code as the original"
     inputs = verdict.inputs.partition(":")[0]
     if verdict.level == "emulated":
         traffic = traffic_sentence(verdict.traffic)

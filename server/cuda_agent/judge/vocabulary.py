@@ -59,10 +59,12 @@ _MEMORY = (
     "__isGlobal __isShared __cvta_generic_to_shared __cvta_generic_to_global __builtin_assume __builtin_assume_aligned "
     "__assume __pipeline_memcpy_async __pipeline_commit __pipeline_wait_prior memcpy_async __builtin_expect memcpy "
     "memset atomicAdd atomicSub atomicExch atomicMin atomicMax atomicInc atomicDec atomicCAS atomicAnd atomicOr "
-    "atomicXor atomicAdd_block atomicMax_block atomicMin_block __prefetch_local __prefetch_global_l1 __prefetch_global_l2"
+    "atomicXor atomicAdd_block atomicMax_block atomicMin_block __prefetch_local __prefetch_global_l1 "
+    "__prefetch_global_l2"
 ).split()
 _WARP = (
-    "__syncthreads __syncthreads_count __syncthreads_and __syncthreads_or __syncwarp __activemask __all_sync __any_sync "
+    "__syncthreads __syncthreads_count __syncthreads_and __syncthreads_or __syncwarp __activemask __all_sync "
+    "__any_sync "
     "__ballot_sync __uni_sync __match_any_sync __match_all_sync __shfl_sync __shfl_up_sync __shfl_down_sync "
     "__shfl_xor_sync __reduce_add_sync __reduce_min_sync __reduce_max_sync __reduce_and_sync __reduce_or_sync "
     "__reduce_xor_sync this_thread_block tiled_partition coalesced_threads this_thread invoke_one"
@@ -76,7 +78,8 @@ _VECTORS = [
 _TYPES = (
     "bool char short int long unsigned float double size_t int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t "
     "uint64_t uchar ushort uint ulong auto dim3 uintptr_t intptr_t ptrdiff_t static_cast reinterpret_cast const_cast "
-    "bit_cast numeric_limits infinity epsilon lowest is_same plus less greater bit_and bit_or bit_xor __launch_bounds__ "
+    "bit_cast numeric_limits infinity epsilon lowest is_same plus less greater bit_and bit_or bit_xor "
+    "__launch_bounds__ "
     "aligned_size_t __align__ alignas __attribute__ static_assert"
 ).split()
 
@@ -85,7 +88,8 @@ CALLS = frozenset(
 )
 METHODS = frozenset(
     (
-        "sync thread_rank thread_index block_rank group_index size num_threads num_blocks meta_group_rank meta_group_size "
+        "sync thread_rank thread_index block_rank group_index size num_threads num_blocks meta_group_rank "
+        "meta_group_size "
         "shfl shfl_down shfl_up shfl_xor any all ballot match_any match_all dim_threads"
     ).split()
 )

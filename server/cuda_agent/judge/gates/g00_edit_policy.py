@@ -134,7 +134,10 @@ def _launch_sites(before: Selection, after: Selection) -> Iterator[str]:
     same_signature = signature(before) == signature(after)
     for old, new in zip_longest(before.launches, after.launches):
         if old is None or new is None:
-            yield f"the file launches {before.kernel.name} {len(after.launches)} times, the original {len(before.launches)} times"
+            yield (
+                f"the file launches {before.kernel.name} {len(after.launches)} times, the original "
+                f"{len(before.launches)} times"
+            )
             return
         if _flat(old.stream or "0") != _flat(new.stream or "0"):
             yield f"a launch of {before.kernel.name} moved to another stream: `{new.stream or 0}`"

@@ -1,0 +1,100 @@
+"""G1, compile: the same compiler with the same flags takes both texts, and the result fits the device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...errors import CompileError, WorkloadError
+from ...model import Facts, GateResult
+from ..case import Case
+from ..gate import Needs, failed, not_run, passed
+
+WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
+
+
+class Compile:
+    """Original and candidate are compiled for the device by one compiler with one list of flags, those of the
+    person's own build, so neither is favoured. A launch must then be possible: registers times threads, threads a
+    block and shared bytes within the device's limits, for every launch shape. (That a slice of the file has the same
+    SASS as the whole file is checked by the toolchain before it uses a slice at all.) On the emulator there are no
+    registers to count; its limits are those of the GPU it stands for."""
+
+    id: ClassVar[str] = "G1"
+    name: ClassVar[str] = "compile"
+    cost: ClassVar[float] = 2.0
+    needs: ClassVar[Needs] = "binary"
+
+    def check(self, case: Case) -> GateResult:
+        try:
+            original = case.original_binary
+        except CompileError as error:
+            return not_run(self, f"the original does not compile: {_first(error)}", undecided=True)
+        try:
+            candidate = case.candidate_binary
+        except CompileError as error:
+            return failed(self, f"the candidate does not compile: {_first(error)}", diagnostics=error.diagnostics)
+        if original.path != candidate.path or original.flags != candidate.flags:
+            return not_run(
+                self,
+                f"original and candidate were compiled differently ({original.path} {' '.join(original.flags)} against "
+                f"{candidate.path} {' '.join(candidate.flags)})",
+                undecided=True,
+            )
+        facts = []
+        for index, launch in enumerate(case.launches):
+            before = case.kernel_in(original, launch)
+            try:
+                after = candidate.kernels[case.kernel_in(candidate, launch)]
+            except WorkloadError as error:
+                return failed(self, f"in the candidate {error}")
+            if refusal := misfit(case, index, after):
+                return failed(self, refusal)
+            facts.append((original.kernels[before], after))
+        return passed(
+            self, _detail(case, facts), path=candidate.path, registers=[[a.registers, b.registers] for a, b in facts]
+        )
+
+
+def misfit(case: Case, index: int, facts: Facts) -> str | None:
+    """Why the launch would be refused by the device; None when it fits."""
+    info, shape = case.device.info, case.shape(index)
+    if min(*shape.grid, *shape.block) < 1 or shape.threads > info.threads_per_block:
+        return (
+            f"the candidate launches {shape.text()}: {shape.threads} threads a block, the device takes "
+            f"{info.threads_per_block}"
+        )
+    warps = -(-shape.threads // WARP)
+    registers = warps * (-(-facts.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT)
+    if registers > info.registers_per_block:
+        return (
+            f"the candidate needs {facts.registers} registers × {shape.threads} threads = {registers:,} "
+            "registers a block, "
+            f"the device has {info.registers_per_block:,}"
+        )
+    shared = facts.shared_bytes + shape.shared
+    # More than the plain limit needs cudaFuncSetAttribute in the program: allowed only where the original has it
+    # already.
+    opted_in = case.launches[index].shared > info.shared_per_block
+    limit = info.shared_per_block_optin if opted_in else info.shared_per_block
+    if shared > limit:
+        return f"the candidate needs {shared:,} bytes of shared memory a block, the device gives {limit:,}"
+    return None
+
+
+def _detail(case: Case, facts: list[tuple[Facts, Facts]]) -> str:
+    compiler = case.candidate_binary.compiler or case.candidate_binary.path
+    flags = " ".join(case.build.flags) or "no flags"
+    if case.emulated:
+        return f"both compile for the emulator ({compiler}; {flags})"
+    before, after = facts[0]
+    return (
+        f"both compile with {compiler} and {flags}; registers {before.registers} → {after.registers}, "
+        f"spills {before.spill_stores + before.spill_loads} → {after.spill_stores + after.spill_loads} bytes"
+    )
+
+
+def _first(error: CompileError) -> str:
+    lines = [line for line in (error.diagnostics or str(error)).splitlines() if "error" in line] or str(
+        error
+    ).splitlines()
+    return lines[0].strip() if lines else "no message"

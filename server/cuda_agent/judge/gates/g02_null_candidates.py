@@ -1,0 +1,47 @@
+"""G2, null candidates fail: the inputs must be able to tell a kernel from nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...model import GateResult
+from ..baseline import NULLS
+from ..case import Case
+from ..gate import Needs, not_run, passed
+
+
+class NullCandidates:
+    """On these inputs a kernel that does nothing, writes zeros, writes ones or copies an input must be rejected by
+    the same rule as the candidate will be (G3); otherwise the inputs are too weak and nothing can be decided. The
+    four results are made in the worker without compiling anything. The gate also finds out first whether the capture
+    replays at all: the original, run again on the recorded bytes, must give the program's own result. A null that
+    happens to be the right answer (a kernel whose job is to clear or copy memory) is never verified: that is the
+    price. Other wrong kernels may still fit weak inputs; hidden sizes and values (G5) are for those."""
+
+    id: ClassVar[str] = "G2"
+    name: ClassVar[str] = "null candidates"
+    cost: ClassVar[float] = 1.0
+    needs: ClassVar[Needs] = "run"
+
+    def check(self, case: Case) -> GateResult:
+        baselines = [case.baseline(index) for index in range(len(case.launches))]
+        if not any(base.outputs for base in baselines):
+            return not_run(
+                self, "the inputs are too weak: the original changes nothing that was recorded", undecided=True
+            )
+        accepted = [kind for kind in NULLS if all(base.nulls[kind] for base in baselines)]
+        if accepted:
+            return not_run(
+                self,
+                f"the inputs are too weak: a kernel that {accepted[0]} would be accepted; capture a run with "
+                "other data",
+                undecided=True,
+                accepted=accepted,
+            )
+        replay = "; ".join(dict.fromkeys(base.replay for base in baselines))
+        return passed(
+            self,
+            f"a kernel that {', '.join(NULLS[:-1])} or {NULLS[-1]} is rejected on these inputs; the original "
+            f"replays {replay}",
+            replay=[base.replay for base in baselines],
+        )

@@ -1,0 +1,63 @@
+"""G3, outputs: the candidate leaves what the original leaves."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...model import GateResult
+from ..case import Case
+from ..gate import Needs, failed, not_run, passed
+from ..outcome import Outcome
+
+
+class Outputs:
+    """Original and candidate run side by side on the recorded bytes. Buffers that the original only writes are
+    poisoned before both, first with a NaN pattern, then with 2^100 (integers: two bit patterns), so an element that
+    is not written, or is computed from one that nobody wrote, shows. Every written element must be equal under the
+    numeric rule (`numeric.py`), every element the original leaves alone must keep its bits, inputs included, and
+    every launch must be accepted and end. A buffer the original also reads cannot be poisoned; there an element
+    written with the value it had before is not told from one left alone. Only the recorded launches are seen: other
+    sizes and values are G5's."""
+
+    id: ClassVar[str] = "G3"
+    name: ClassVar[str] = "outputs"
+    cost: ClassVar[float] = 2.0
+    needs: ClassVar[Needs] = "run"
+
+    def check(self, case: Case) -> GateResult:
+        outcomes = case.outcomes()
+        rows = [row.to_json() for outcome in outcomes for row in outcome.compared]
+        for outcome in outcomes:
+            if outcome.fault is not None and _out_of_bounds(outcome):
+                return not_run(self, "the launch ended early with an access out of bounds: see G4", numeric=rows)
+            if sentence := wrong(outcome):
+                return failed(self, f"launch {case.launch_name(outcome.launch)}: {sentence}", numeric=rows)
+        return passed(self, _detail(case, outcomes), numeric=rows)
+
+
+def wrong(outcome: Outcome) -> str | None:
+    """The first thing that is wrong with one launch's results, in words."""
+    if outcome.fault is not None:
+        return outcome.fault
+    bad = next((row for row in outcome.compared if not row.within), None)
+    if bad is not None:
+        return bad.sentence()
+    return outcome.stray[0] if outcome.stray else None
+
+
+def _out_of_bounds(outcome: Outcome) -> bool:
+    return any(finding["kind"] == "out-of-bounds" for finding in outcome.findings)
+
+
+def _detail(case: Case, outcomes: list[Outcome]) -> str:
+    rows = [row for outcome in outcomes for row in outcome.compared]
+    poisoned = any(case.baseline(outcome.launch).poisoned for outcome in outcomes)
+    how = "poisoned twice" if poisoned else "read and written in place"
+    worst = max(rows, key=lambda row: (row.klass != "bit-exact", row.result["max_abs"]), default=None)
+    if worst is None or worst.klass == "bit-exact":
+        return f"bit-equal outputs on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"
+    return (
+        f"{worst.klass}: {worst.buffer} differs by at most {worst.result['max_abs']:.3g} "
+        f"({worst.result['max_ulp']:,} ulp, "
+        f"allowed {worst.allowed:.3g}) on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"
+    )

@@ -1,0 +1,43 @@
+"""G4, bounds: nothing beside the buffers is touched."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...model import GateResult
+from ..case import Case
+from ..gate import Needs, failed, passed
+
+
+class Bounds:
+    """Every buffer lies alone between two canaries of 4 KiB; one changed byte there is a write out of bounds, with
+    its distance from the buffer. The emulator also sees every single access with its source line, reads included. On
+    a GPU a read beside a buffer is not seen (the canaries read as NaN, so it shows when its value is used), nor a
+    write that jumps over the canary; compute-sanitizer (G7) is for those. An access that the original makes too is
+    the program's own."""
+
+    id: ClassVar[str] = "G4"
+    name: ClassVar[str] = "bounds"
+    cost: ClassVar[float] = 0.0
+    needs: ClassVar[Needs] = "run"
+
+    def check(self, case: Case) -> GateResult:
+        outcomes = case.outcomes()
+        for outcome in outcomes:
+            shape = case.launch_name(outcome.launch)
+            own = {finding.get("line") for finding in outcome.original_findings if finding["kind"] == "out-of-bounds"}
+            for finding in outcome.findings:
+                if finding["kind"] == "out-of-bounds" and not own:
+                    return failed(self, f"launch {shape}: {finding['text']}", findings=[dict(finding)])
+            for canary in outcome.canaries:
+                name = case.slots(outcome.launch)[canary["buffer"]].name
+                where = f"{canary['bytes']} bytes {canary['side']} {name}, the nearest at byte {canary['at']}"
+                return failed(self, f"launch {shape}: the candidate writes out of bounds: {where}", canary=dict(canary))
+        how = (
+            "no access out of bounds"
+            if case.emulated and case.options.traffic
+            else "canaries around every buffer are intact"
+        )
+        if any(finding["kind"] == "out-of-bounds" for outcome in outcomes for finding in outcome.original_findings):
+            how += "; the original itself reads out of bounds here"
+        return passed(self, how)

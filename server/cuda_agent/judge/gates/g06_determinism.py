@@ -1,0 +1,86 @@
+"""G6, determinism: repeats agree as far as the original's do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...device import jobs
+from ...errors import WorkerDied
+from ...model import GateResult
+from .. import numeric
+from ..baseline import buffer_name, dtypes, mask, need, poison_of
+from ..case import Case
+from ..gate import Needs, failed, passed
+
+
+class Determinism:
+    """The candidate runs again and again from the same bytes; where the original gives the same bits every time, so
+    must the candidate. Where the original varies (float atomics), the candidate may vary by at most twice as much. A
+    race that a few repeats do not lose is not seen here; the emulator's checkers (G7) are for those. The emulator
+    schedules threads the same way every time, so there this gate only catches what reads stale memory."""
+
+    id: ClassVar[str] = "G6"
+    name: ClassVar[str] = "determinism"
+    cost: ClassVar[float] = 1.0
+    needs: ClassVar[Needs] = "run"
+
+    def check(self, case: Case) -> GateResult:
+        varied = False
+        for index in range(len(case.launches)):
+            rows = self._repeat(case, index)
+            if isinstance(rows, str):
+                return failed(self, f"launch {case.launch_name(index)}: {rows}")
+            base = case.baseline(index)
+            for row in rows:
+                limit = 2 * base.spread[row["buffer"]]
+                varied |= not row["equal"]
+                if not numeric.accepts(row, limit):
+                    name = buffer_name(case, index, row["buffer"])
+                    first = row["first"] or {}
+                    own = (
+                        f"the original by at most {base.spread[row['buffer']]:.3g}"
+                        if limit
+                        else "the original never does"
+                    )
+                    return failed(
+                        self,
+                        f"launch {case.launch_name(index)}: two runs of the candidate differ in "
+                        f"{name}[{first.get('index')}] "
+                        f"({numeric.show(first.get('expected'))}, then {numeric.show(first.get('got'))}); {own}",
+                    )
+        count = case.options.repeats
+        if varied:
+            return passed(self, f"{count} repeats vary no more than twice what the original's do")
+        return passed(self, f"{count} repeats agree bit for bit")
+
+    def _repeat(self, case: Case, index: int) -> list[Mapping[str, Any]] | str:
+        base = case.baseline(index)
+        poison = poison_of(case, index, base.poisoned, 0)
+        entries = [
+            {"buffer": b, "dtype": dtype, **mask(b, base.poisoned, base.written)}
+            for b, dtype in enumerate(dtypes(case, index))
+        ]
+        steps = [
+            *case.load_steps(),
+            case.candidate_launch("first", index, poison=poison),
+            jobs.changed_step("first", "changed"),
+            jobs.unpoisoned_step("first", "written"),
+        ]
+        for _ in range(case.options.repeats - 1):
+            steps += [
+                case.candidate_launch("again", index, poison=poison),
+                jobs.compare_step("first", "again", entries),
+                jobs.free_step("again"),
+            ]
+        deadline = case.deadline(index, case.options.repeats)
+        try:
+            results = case.run(steps, deadline_s=deadline, tag="repeating the candidate", candidate=True)
+        except WorkerDied as error:
+            return f"a repeat of the candidate crashed: {error}"
+        need(results, "repeating the candidate failed")
+        return [row for result in results if "first" not in result for row in _rows(result)]
+
+
+def _rows(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in result.get("buffers", ()) if isinstance(row, Mapping) and "equal" in row]

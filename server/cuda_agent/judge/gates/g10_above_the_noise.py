@@ -1,0 +1,55 @@
+"""G10, above the noise: a win is measured twice, and the second number is the one that is said."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...model import GateResult, Timing
+from ..case import Case
+from ..gate import Needs, failed, passed
+from ..timing import measure
+
+
+class AboveTheNoise:
+    """The original timed against itself gives the noise floor f of this kernel on this machine now; "faster" needs
+    the interval's lower end above 1 + max(f, 1 %). The best of many candidates is partly the luckiest, so a winner is
+    measured again in a fresh worker process with another order of rounds and other buffers, and only that number is
+    reported; the two must agree that it is faster. What is not a win is reported as it is: this gate fails only when
+    the candidate breaks in the fresh process. The recorded data are used again; other data are G5's."""
+
+    id: ClassVar[str] = "G10"
+    name: ClassVar[str] = "above the noise"
+    cost: ClassVar[float] = 10.0
+    needs: ClassVar[Needs] = "gpu"
+
+    def check(self, case: Case) -> GateResult:
+        first = case.times.total
+        if first.label != "FASTER":
+            return passed(self, f"no win is claimed: {_words(first)}", first=_data(first))
+        case.device.restart()
+        again = measure(case, case.options.seed + 15485863)
+        if again.fault is not None:
+            return failed(self, f"in a fresh process: {again.fault}")
+        wrong = [launch for launch in again.launches if not (launch.raw.get("checked") or {"within": False})["within"]]
+        if wrong:
+            return failed(self, f"in a fresh process the timed output of {wrong[0].shape} is wrong")
+        total = again.total
+        case.remember(again)
+        if total.label != "FASTER":
+            case.relabel("AMBIGUOUS")
+            return passed(self, f"no win is claimed: {_words(first)}, but {_words(total)} in a fresh process",
+                          first=_data(first), again=_data(total))  # fmt: skip
+        return passed(
+            self, f"{_words(total)} in a fresh process ({_words(first)} before)", first=_data(first), again=_data(total)
+        )
+
+
+def _words(timing: Timing) -> str:
+    return (
+        f"{timing.ratio:.3f}× [{timing.ci[0]:.3f}, {timing.ci[1]:.3f}] with a noise floor of "
+        f"{timing.noise_floor * 100:.1f} %"
+    )
+
+
+def _data(timing: Timing) -> dict[str, object]:
+    return {"ratio": timing.ratio, "ci": list(timing.ci), "label": timing.label, "noise_floor": timing.noise_floor}

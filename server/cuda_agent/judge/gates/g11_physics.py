@@ -1,0 +1,117 @@
+"""G11, physics: no kernel is faster than memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...device import jobs
+from ...model import GateResult
+from ...workload.elements import SIZES
+from .. import numeric
+from ..baseline import mask, need, poison_of
+from ..case import Case
+from ..gate import Needs, failed, not_run, passed
+from ..timing import LaunchTime
+
+SLACK = 0.9  # of the floor: peak bandwidth and event times are good to some per cent
+SURPRISE = 10.0
+SLICES = 16
+
+
+class Physics:
+    """With a cold L2 a launch takes at least the bytes that must move over the peak bandwidth: inputs are read from
+    memory, and what is written beyond the L2's size is written back. Below 0.9 of that floor the number is held for a
+    second look: which slices of each float input change the result when poisoned, so that a buffer read in part
+    counts in part; if the time is still below, the measurement is wrong, whoever is to blame. A gain above 10 says
+    what share of the peak each side reached. Arithmetic is not counted yet, and integer inputs count in full where
+    the original moves them within the same bound."""
+
+    id: ClassVar[str] = "G11"
+    name: ClassVar[str] = "physics"
+    cost: ClassVar[float] = 0.0
+    needs: ClassVar[Needs] = "gpu"
+
+    def check(self, case: Case) -> GateResult:
+        peak = case.device.info.memory_bandwidth_gbs
+        if not peak:
+            return not_run(self, f"the peak bandwidth of {case.device.info.name} is not known")
+        words, data = [], []
+        for launch in case.times.launches:
+            floor = floor_us(case, launch.index, _inputs(case, launch.index))
+            if launch.timing.candidate_us < SLACK * floor and launch.timing.original_us >= SLACK * floor:
+                floor = floor_us(case, launch.index, _really_read(case, launch.index))
+            elif launch.timing.candidate_us < SLACK * floor:
+                floor = 0.0  # the original beats it too: not all of these buffers is read
+            data.append({"shape": launch.shape, "floor_us": floor, "candidate_us": launch.timing.candidate_us})
+            if launch.timing.candidate_us < SLACK * floor:
+                return failed(
+                    self,
+                    f"{launch.shape}: {launch.timing.candidate_us:.2f} µs is less than the {floor:.2f} µs that "
+                    "its bytes "
+                    f"take at {peak:.0f} GB/s",
+                    launches=data,
+                )
+            words.append(_words(launch, floor))
+        return passed(self, words[0], launches=data)
+
+
+def floor_us(case: Case, index: int, read_bytes: int) -> float:
+    """Least microseconds: GB/s is 1,000 bytes a microsecond."""
+    base, slots = case.baseline(index), case.slots(index)
+    written = sum(base.written[b] * SIZES[slot.dtype] for b, slot in enumerate(slots))
+    return (read_bytes + max(0, written - case.device.info.l2_bytes)) / (case.device.info.memory_bandwidth_gbs * 1000)
+
+
+def _inputs(case: Case, index: int) -> int:
+    """Bytes of the buffers that only const pointers reach."""
+    slots, buffers = case.slots(index), case.launches[index].buffers
+    return sum(buffers[b].size for b, slot in enumerate(slots) if not slot.writable)
+
+
+def _really_read(case: Case, index: int) -> int:
+    """Bytes of float inputs in slices that change the original's result when they are poisoned; other inputs count
+    nothing."""
+    base, slots, launch = case.baseline(index), case.slots(index), case.launches[index]
+    poison = poison_of(case, index, base.poisoned, 0)
+    entries = [
+        {"buffer": b, "dtype": slots[b].dtype, **mask(b, base.poisoned, base.written)}
+        for b in base.outputs
+        if b < len(slots)
+    ]
+    steps = [
+        *case.load_steps(candidate=False),
+        case.original_launch("plain", index, poison=poison),
+        jobs.changed_step("plain", "changed"),
+        jobs.unpoisoned_step("plain", "written"),
+    ]
+    sizes = []
+    for b, slot in enumerate(slots):
+        if slot.writable or slot.dtype not in numeric.RULE:
+            continue
+        size, width = launch.buffers[b].size, SIZES[slot.dtype]
+        step = max(width, -(-size // SLICES // width) * width)
+        for start in range(0, size, step):
+            end = min(size, start + step)
+            pattern = poison_of(case, index, [b], 0)[b][0][2]
+            steps += [
+                case.original_launch("slice", index, poison={**poison, b: [(start, end, pattern)]}),
+                jobs.compare_step("plain", "slice", entries),
+                jobs.free_step("slice"),
+            ]
+            sizes.append(end - start)
+    results = need(case.run(steps, deadline_s=case.options.deadline_s, tag="what is read"), "the second look failed")
+    compared = [r["buffers"] for s, r in zip(steps, results, strict=True) if s["op"] == "compare"]
+    return sum(size for size, rows in zip(sizes, compared, strict=True) if not all(row["equal"] for row in rows))
+
+
+def _words(launch: LaunchTime, floor: float) -> str:
+    timing = launch.timing
+    if not floor:
+        return f"{launch.shape}: no useful lower bound (only part of its buffers is read)"
+    share = (
+        f"{floor / timing.candidate_us * 100:.0f} % of peak bandwidth, the original "
+        f"{floor / timing.original_us * 100:.0f} %"
+    )
+    if timing.ratio > SURPRISE:
+        return f"{launch.shape}: {timing.ratio:.1f}× is possible, the original left that room: {share}"
+    return f"{launch.shape}: above the {floor:.2f} µs that its bytes take: {share}"

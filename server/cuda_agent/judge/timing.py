@@ -1,0 +1,117 @@
+"""Time original and candidate on every timed launch, and the original against itself for the noise floor.
+
+Both are loaded in one worker; the worker draws the order, restores and cools the buffers, and compares the outputs of
+random timed samples with the original's (`device/timing.py`). What the numbers mean is decided here and in
+`statistics.py`.
+"""
+
+from __future__ import annotations
+
+import statistics as middle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..device import jobs
+from ..errors import DeadlineExceeded, DeviceError, WorkerDied
+from ..model import Timing
+from . import numeric, statistics
+from .baseline import mask, need, poison_of
+from .case import ORIGINAL
+
+if TYPE_CHECKING:
+    from .case import Case
+
+FLOOR_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTime:
+    index: int
+    shape: str
+    timing: Timing
+    raw: Mapping[str, Any]  # the `time` step's result without its samples
+    clock_mhz: tuple[float, float] | None  # median SM clock during A's and B's samples
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One measurement of all timed launches in one worker process."""
+
+    seed: int
+    launches: tuple[LaunchTime, ...]
+    fault: str | None = None  # the candidate crashed or never ended while it was launched again and again
+
+    @property
+    def total(self) -> Timing:
+        return statistics.combine([(launch.shape, launch.timing) for launch in self.launches])
+
+
+def measure(case: Case, seed: int | None = None) -> Times:
+    """Measure on the device as it is now. Raises DeviceError when the device cannot measure or time ran out."""
+    seed = case.options.seed if seed is None else seed
+    found: list[LaunchTime] = []
+    for index in range(min(len(case.launches), case.options.max_timed)):
+        try:
+            found.append(_measure(case, index, seed))
+        except DeadlineExceeded as error:
+            raise DeviceError(f"timing {case.launch_name(index)} did not end: {error}") from error
+        except WorkerDied as error:
+            if error.module != case.candidate_binary.sha256:
+                raise
+            return Times(seed, tuple(found), f"launched again and again, the candidate crashed: {error}")
+        case.ran["timed"].add(case.candidate_binary.sha256)
+    return Times(seed, tuple(found))
+
+
+def _measure(case: Case, index: int, seed: int) -> LaunchTime:
+    base, options = case.baseline(index), case.options
+    poison = poison_of(case, index, base.poisoned, 0)
+    launch = case.launches[index]
+    original = case.kernel_in(case.original_binary, launch)
+    a = jobs.launch_fields(ORIGINAL, launch, kernel=original, poison=poison)
+    b = jobs.launch_fields("candidate", launch, poison=poison, **case.candidate_fields(index))
+    # Long kernels still need enough rounds for an interval: five of four samples, and the candidate may be slower.
+    budget = max(options.timing_budget_s, 60 * base.seconds)
+    common: dict[str, Any] = {"min_us": options.min_us, "cold": True, "budget_s": budget}
+    steps = [
+        *case.load_steps(),
+        case.original_launch("o", index, poison=poison),
+        jobs.changed_step("o", "changed"),
+        jobs.unpoisoned_step("o", "written"),
+        jobs.time_step(a, a, rounds=min(FLOOR_ROUNDS, options.rounds), seed=seed + 7919, **common),
+        jobs.time_step(a, b, rounds=options.rounds, seed=seed, check=_check(case, index), **common),
+    ]
+    tag = f"timing {case.launch_name(index)}"
+    results = case.run(steps, deadline_s=options.deadline_s + 4 * budget, tag=tag, candidate=True)
+    *_, itself, raw = need(results, f"{tag} failed")
+    try:
+        floor = statistics.noise_floor(itself["samples"], seed)
+        timing = statistics.compare(
+            raw["samples"], device=case.device.info.name, noise_floor=floor, seed=seed, warm=raw.get("warm")
+        )
+    except ValueError as error:
+        raise DeviceError(f"{tag}: {error}; give it more time (timing budget) or a smaller launch") from error
+    rest = {key: value for key, value in raw.items() if key not in ("samples", "order", "ok")}
+    return LaunchTime(index, case.launch_name(index), timing, rest, _clocks(raw["samples"]))
+
+
+def _check(case: Case, index: int) -> dict[str, Any]:
+    """Outputs of timed samples are held against the original's run under the numeric rule."""
+    base = case.baseline(index)
+    slots = case.slots(index)
+    entries = []
+    for b in base.outputs:
+        if b >= len(slots):
+            continue
+        entry = {"buffer": b, "dtype": slots[b].dtype, **mask(b, base.poisoned, base.written)}
+        limit = numeric.allowed(slots[b].dtype, base.max_ref[b], case.tolerance(index, b), base.spread[b])
+        entries.append({**entry, "tolerance": {"abs": limit}} if limit else entry)
+    return {"run": "o", "buffers": entries}
+
+
+def _clocks(samples: list[dict[str, Any]]) -> tuple[float, float] | None:
+    sides = {side: [s["clock_mhz"] for s in samples if s["side"] == side and s.get("clock_mhz")] for side in "ab"}
+    if not sides["a"] or not sides["b"]:
+        return None
+    return middle.median(sides["a"]), middle.median(sides["b"])
