@@ -1,8 +1,8 @@
 """A drop-in nvcc that needs no CUDA: turns each `.cu` into C++ and lets g++ compile it against the emulator.
 
 `python -m cuda_agent.device.emulator.nvcc -O3 -o main main.cu` makes a program that runs on the CPU. Environment:
-`CUDA_AGENT_OUTPUTS` names a file that gets every path written, one a line; an output that was already there is first moved
-to `<path>.cuda-agent-saved`, so that the person's build can be put back. `CUDA_AGENT_CXX` is the host compiler (g++).
+`CUDA_AGENT_OUTPUTS` names a file that gets every path written, one a line; an output that was already there is first
+moved to `<path>.cuda-agent-saved`, so that the person's build can be put back. `CUDA_AGENT_CXX` is the host compiler (g++).
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def compiler() -> str:
 def standard(asked: str | None) -> str:
     """The dialect for g++: the emulator's headers need C++17, so older ones are raised."""
     number = _LATEST.match(asked or "")
-    return f"-std=gnu++{number.group(1)}" if number and number.group(1)[:2] in ("17", "1z", "20", "2a", "23", "2b") else "-std=gnu++17"
+    return (
+        f"-std=gnu++{number.group(1)}"
+        if number and number.group(1)[:2] in ("17", "1z", "20", "2a", "23", "2b")
+        else "-std=gnu++17"
+    )
 
 
 def compile_flags(options: Options, *, traced: bool = False) -> list[str]:
@@ -69,7 +73,7 @@ def compile_flags(options: Options, *, traced: bool = False) -> list[str]:
 
 
 def compile_unit(unit: Unit, flags: Sequence[str], extra: Sequence[str], output: Path, directory: Path) -> str:
-    """Run g++ on a translated unit; its warnings. Raises CompileError or, when that explains the failure, Unsupported."""
+    """Run g++ on a translated unit; its warnings. Raises CompileError, or Unsupported when that explains the failure."""
     command = [compiler(), *flags, "-x", "c++", str(unit.main), "-x", "none", *extra, "-o", str(output)]
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, errors="replace", check=False)
@@ -173,7 +177,9 @@ class _Build:
         if self.options.phase != "-E":
             flags += ["-MT", self._beside(self._sources()[0], ".o")]
         command = [compiler(), *flags, "-x", "c++", str(unit.main)]
-        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            command, cwd=self.directory, capture_output=True, text=True, errors="replace", check=False
+        )
         text = done.stdout
         for copy, original in unit.copies.items():
             text = text.replace(str(copy), str(original))

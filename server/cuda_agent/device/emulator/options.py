@@ -1,4 +1,4 @@
-"""nvcc's command line, as far as a program's build uses it: parsed once for the drop-in compiler and for replay builds."""
+"""nvcc's command line, as far as builds use it: for the drop-in compiler and for replay builds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cuda_agent.errors import UsageError
 _WITH_VALUE = {
     "--output-file": "-o", "--include-path": "-I", "--define-macro": "-D", "--undefine-macro": "-U", "--library": "-l",
     "--library-path": "-L", "--optimize": "-O", "--std": "-std", "--x": "-x", "--gpu-architecture": "-arch",
-    "--gpu-code": "-code", "--generate-code": "-gencode", "--compiler-options": "-Xcompiler", "--ptxas-options": "-Xptxas",
+    "--gpu-code": "-code", "--generate-code": "-gencode", "--compiler-options": "-Xcompiler",
+    "--ptxas-options": "-Xptxas",
     "--linker-options": "-Xlinker", "--nvlink-options": "-Xnvlink", "--archive-options": "-Xarchive",
     "--compiler-bindir": "-ccbin", "--pre-include": "-include", "--system-include": "-isystem",
     "--maxrregcount": "-maxrregcount", "--threads": "-t", "--relocatable-device-code": "-rdc", "--cudart": "-cudart",
@@ -32,7 +33,9 @@ _FLAGS = {
     "--use_fast_math": "-use_fast_math", "--version": "-V", "--help": "-h", "--ptx": "-ptx", "--cubin": "-cubin",
     "--fatbin": "-fatbin", "--verbose": "-v", "--dryrun": "-dryrun", "--profile": "-pg", "--no-exceptions": "",
 }  # fmt: skip
-_VALUES = sorted({v for v in _WITH_VALUE.values() if v} | {"-MQ", "-idirafter", "-iquote", "-idir"}, key=len, reverse=True)
+_VALUES = sorted(
+    {v for v in _WITH_VALUE.values() if v} | {"-MQ", "-idirafter", "-iquote", "-idir"}, key=len, reverse=True
+)
 _JOINED = ("-I", "-D", "-U", "-L", "-l", "-O", "-o", "-m", "-t", "-x")
 _CANONICAL_FLAGS = {v for v in _FLAGS.values() if v}
 _CUDA_LIBRARIES = re.compile(r"^(cudart(_static)?|cuda|cudadevrt|nvToolsExt|nvrtc|nvidia-ml|cupti|culibos)$")
@@ -110,7 +113,11 @@ def _split(word: str) -> tuple[str, str | None]:
         if word.startswith(name + "="):
             return name, word[len(name) + 1 :]
     for name in _JOINED:
-        if word.startswith(name) and len(word) > 2 and not (name in ("-m", "-t", "-x", "-o") and not word[2:].isdigit()):
+        if (
+            word.startswith(name)
+            and len(word) > 2
+            and not (name in ("-m", "-t", "-x", "-o") and not word[2:].isdigit())
+        ):
             return name, word[2:]
     return word, None
 
@@ -166,7 +173,7 @@ def _valued(found: Options, name: str, value: str) -> None:
     elif name == "-L":
         found.link.append(f"-L{value}")
     elif name == "-Xcompiler":
-        found.host += [word for word in shlex.split(value.replace(",", " "))]
+        found.host += shlex.split(value.replace(",", " "))
     elif name == "-Xlinker":
         found.link += [f"-Wl,{word}" for word in value.split(",")]
     elif name in ("-arch", "-code", "-gencode"):

@@ -49,6 +49,7 @@ _TYPE_WORDS = {
     "const", "volatile", "struct", "class", "enum", "union", "typename", "__restrict__", "__restrict", "restrict",
 }  # fmt: skip
 _KEYWORDS = {"if", "while", "for", "switch", "return", "else", "do", "case", "sizeof", "template"}
+_BUILT_INS = {"threadIdx", "blockIdx", "blockDim", "gridDim"}
 _UNSUPPORTED_WORDS = {
     "texture": "texture references",
     "cudaTextureObject_t": "texture objects",
@@ -71,14 +72,16 @@ def translate(text: str, path: str = "<text>") -> str:
 
     Raises Unsupported, naming the construct and its line, for textures, surfaces, graphs and libraries it has not.
     """
-    return _Translator(text, path).run()
+    translator = _Translator(text, path)
+    if refused := translator.refused():
+        raise Unsupported(f"{refused[0]}; use a GPU for this file")
+    return translator.run()
 
 
-def needs_translation(text: str) -> bool:
-    """Whether a header holds anything that `translate` would change."""
-    return any(
-        word in text for word in ("__global__", "__shared__", "<<<", "__device__", "__constant__", "__managed__")
-    )
+def translate_lenient(text: str, path: str) -> tuple[str, list[str]]:
+    """The translation, and what the emulator has not as sentences: it may stand in an `#if` that is not taken."""
+    translator = _Translator(text, path)
+    return translator.run(), translator.refused()
 
 
 class _Translator:
@@ -114,6 +117,7 @@ class _Translator:
                 self._launch(i)
             i += 1
         self._device_regions()
+        self._host_names()
         return self._apply()
 
     def _apply(self) -> str:
@@ -515,6 +519,25 @@ class _Translator:
                 newlines = self.text.count("\n", token.start, last.end)
                 filler = ("\\\n" if token.macro >= 0 else "\n") * newlines
                 self.edits.append((token.start, last.end, f'CUEMU_UNSUPPORTED("inline PTX"){filler}'))
+
+    def _host_names(self) -> None:
+        """Rename host variables and members called as CUDA's built-in variables, which are macros in the emulator."""
+        found: list[tuple[int, Token]] = []
+        declared: set[str] = set()
+        for i, token in enumerate(self.tokens):
+            if token.kind != "word" or token.text not in _BUILT_INS or token.macro >= 0 or i == 0:
+                continue
+            before = self.tokens[i - 1]
+            if before.text in (".", "->"):
+                self.edits.append((token.start, token.end, f"cuemu_host_{token.text}"))
+            elif not any(start < i < end for start, end in self.device_any):
+                found.append((i, token))
+                opened = i + 1 < len(self.tokens) and self.tokens[i + 1].text in ("(", "{", "=")
+                if (before.kind == "word" and before.text not in _KEYWORDS) or (before.text in (",", "&") and opened):
+                    declared.add(token.text)
+        for _, token in found:
+            if token.text in declared:
+                self.edits.append((token.start, token.end, f"cuemu_host_{token.text}"))
 
 
 def _join(words: list[str]) -> str:

@@ -1,7 +1,7 @@
 """A translation unit for g++: the file and every project header it includes, translated into a private folder.
 
 Headers are translated too because kernels live in them. A directive whose header was translated names the copy by its
-absolute path; every copy begins with `#line 1 "original"`, so diagnostics, `__FILE__` and debug lines stay the person's.
+absolute path; every copy begins with `#line 1 "original"`: diagnostics, `__FILE__` and debug lines stay the person's.
 """
 
 from __future__ import annotations
