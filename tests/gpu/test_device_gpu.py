@@ -87,7 +87,7 @@ __global__ void nothing(const float *x, float *y, int n) {}
 """
 EVIL = r"""
 extern "C" {
-__global__ void wild(const float *x, float *y, int n) { *(float *)(0x10000000000ull) = x[0]; }
+__global__ void wild(const float *x, float *y, int n) { *(float *)16 = x[0]; }
 __global__ void forever(const float *x, float *y, int n) { while (*(volatile const float *)x < 1e30f) {} }
 __global__ void traps(const float *x, float *y, int n) { asm("trap;"); }
 }
@@ -149,8 +149,11 @@ class Case:
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    with open_device("cuda:0") as device:
-        arch = device.info.arch
+    for what in ("first worker on this host", "second worker"):
+        started = time.monotonic()
+        with open_device("cuda:0") as device:
+            arch = device.info.arch
+            print(f"\n {what}: {time.monotonic() - started:.2f} s", end="")
     folder = tmp_path_factory.mktemp("cubins")
     return cubin(GOOD, folder, arch), cubin(EVIL, folder, arch)
 
@@ -342,11 +345,8 @@ def test_masks_on_the_device(case: Case) -> None:
     assert short["ok"]
     assert left["buffers"][1]["last"] == 8 * 256 * 4 - 1
     assert masked["buffers"][0]["equal"]
-    assert rest["buffers"][0]["first"] == {
-        "index": 2048,
-        "expected": pytest.approx(rest["buffers"][0]["first"]["expected"]),
-        "got": "nan",
-    }
+    first = rest["buffers"][0]["first"]
+    assert (first["index"], first["got"]) == (2048, "nan")
 
 
 # ---------------------------------------------------------------- ends
@@ -411,16 +411,29 @@ def show(name: str, result: dict[str, Any]) -> None:
     a, b = medians(result)
     clocks = [s["clock_mhz"] for s in result["samples"] if s["clock_mhz"]]
     clock = f"{min(clocks):.0f}-{max(clocks):.0f}" if clocks else "none"
+    quartiles = " ".join(
+        "/".join(f"{q:.2f}" for q in statistics.quantiles([x["us"] for x in result["samples"] if x["side"] == s]))
+        for s in "ab"
+    )
     print(
-        f"\n {name:24s} a {a:9.3f} us  b {b:9.3f} us  a/b {a / b:.4f}  batch {result['batch']:3d} sets {result['sets']:3d} "
-        f"rounds {result['rounds']:4d} in {result['seconds']:.2f} s  MHz {clock}  warm {result['warm']['a_us']:.2f} "
-        f"{result['warm']['b_us']:.2f}  {result['notes']}",
+        f"\n {name:24s} a {a:9.3f} us  b {b:9.3f} us  a/b {a / b:.4f} batch {result['batch']:3d} "
+        f"sets {result['sets']:3d} rounds {result['rounds']:4d} in {result['seconds']:.2f} s  MHz {clock}  warm {result['warm']['a_us']:.2f} "
+        f"{result['warm']['b_us']:.2f}  {quartiles} {result['notes']}",
         end="",
     )
 
 
-def timed(case: Case, a: str, b: str, n: int, reference: str = "scale", **more: Any) -> dict[str, Any]:
-    fa, fb = (case.fields(k, n, **({"grid": [max(1, n // 4096), 1, 1]} if k == "strided" else {})) for k in (a, b))
+def timed(
+    case: Case,
+    a: str,
+    b: str,
+    n: int,
+    reference: str = "scale",
+    a_fields: Any = None,
+    b_fields: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
+    fa, fb = case.fields(a, n, **(a_fields or {})), case.fields(b, n, **(b_fields or {}))
     check = {"run": "ref", "buffers": [{"buffer": 0, "dtype": "f32"}, {"buffer": 1, "dtype": "f32"}]}
     step = {
         "op": "time",
@@ -446,10 +459,15 @@ def test_a_against_a(case: Case, n: int) -> None:
     a, b = medians(result)
     assert a / b == pytest.approx(1.0, abs=0.03)
     assert result["checked"]["equal"]
-    if n == 1 << 27:
-        share = 8 * n / (a * 1e-6) / 1e9 / case.device.info.memory_bandwidth_gbs
-        print(f"\n {8 * n / a / 1e3:.0f} GB/s, {share:.0%} of peak", end="")
-        assert 0.6 < share < 1.0
+
+
+def test_a_copy_comes_near_the_peak_bandwidth(case: Case) -> None:
+    n = 1 << 27
+    fields = {"grid": [n // 4 // 256, 1, 1]}
+    result = timed(case, "scale4", "scale4", n, a_fields=fields, b_fields=fields)
+    share = 8 * n / (medians(result)[0] * 1e-6) / 1e9 / case.device.info.memory_bandwidth_gbs
+    print(f"  {share:.0%} of peak", end="")
+    assert 0.7 < share < 1.0
 
 
 def test_in_place_a_against_a(case: Case) -> None:
@@ -459,12 +477,12 @@ def test_in_place_a_against_a(case: Case) -> None:
 
 
 def test_a_real_difference(case: Case) -> None:
-    a, b = medians(timed(case, "strided", "scale", 1 << 22))
+    a, b = medians(timed(case, "strided", "scale", 1 << 22, a_fields={"grid": [1024, 1, 1]}))
     assert a / b > 1.3
 
 
 def test_cold_is_not_warm(case: Case) -> None:
-    result = timed(case, "scale", "scale", 1 << 21)  # 16 MiB: fits L2
+    result = timed(case, "scale", "scale", 1 << 20, min_us=50)  # 8 MiB: fits L2
     a, _ = medians(result)
     assert result["warm"]["a_us"] < a
 

@@ -3,7 +3,7 @@ can."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,9 @@ class Backend(Protocol):
 
     xp: Any
     info: DeviceInfo
+
+    def prepare_host(self, warm_up: Callable[[], None]) -> None:
+        """Called once before the first job; calls `warm_up` where first uses are slow."""
 
     def load(self, kind: str, data: bytes) -> Any:
         """Raises StepFailed when the bytes cannot be loaded here."""

@@ -211,6 +211,7 @@ class _Conversation:
     def run(self) -> list[dict[str, Any]]:
         device = self.device
         device._jobs += 1
+        self.channel.forget_stderr()  # what an earlier job printed explains nothing
         try:
             self._send_blobs()
             protocol.write_frame(

@@ -96,8 +96,7 @@ class Tally:
     max_abs: float = 0.0
     max_rel: float = 0.0
     max_ulp: int = 0
-    squares: float = 0.0  # of a - b
-    norm: float = 0.0  # of a, squared
+    rel_l2: float = 0.0
     worst: dict[str, Any] | None = None
     worst_size: float = -1.0
     first: dict[str, Any] | None = None
@@ -113,7 +112,7 @@ class Tally:
             "max_abs": self.max_abs,
             "max_rel": self.max_rel,
             "max_ulp": self.max_ulp,
-            "rel_l2": math.sqrt(self.squares / self.norm) if self.norm > 0 else (1.0 if self.squares > 0 else 0.0),
+            "rel_l2": self.rel_l2,
             "nan_mismatch": self.nan_mismatch,
             "worst": self.worst,
             "first": self.first_outside if tolerance and self.first_outside else self.first,
@@ -147,7 +146,7 @@ def compare(
         for part in parts:
             _add(xp, tally, ea[part], eb[part], part.start, _of(selected, part), tolerance, limit)
         if tally.differing:
-            tally.norm = sum(_square(xp, ea[part], dtype, _of(selected, part)) for part in parts)
+            tally.rel_l2 = _relative_l2(xp, ea, eb, dtype, selected, parts)
     rest = ea.size * DTYPES[dtype][0]
     if rest < a.size and selected is None:
         tally.tail = int(xp.count_nonzero(a[rest:] != b[rest:]))
@@ -160,10 +159,22 @@ def _of(selected: Any | None, part: slice) -> Any | None:
     return None if selected is None else selected[part]
 
 
-def _square(xp: Any, array: Any, dtype: str, selected: Any | None) -> float:
-    v = values(xp, array, dtype)
-    keep = xp.isfinite(v) if selected is None else xp.isfinite(v) & selected
-    return float(xp.sum(xp.where(keep, v, 0.0) ** 2))
+def _relative_l2(xp: Any, a: Any, b: Any, dtype: str, selected: Any | None, parts: Sequence[slice]) -> float:
+    """||a - b|| / ||a|| over elements finite on both sides; 1.0 where a is zero and b is not."""
+    for scale in (1.0, 2.0**-600):  # the second time for squares beyond float64
+        squares = norm = 0.0
+        for part in parts:
+            va, vb = values(xp, a[part], dtype) * scale, values(xp, b[part], dtype) * scale
+            keep = xp.isfinite(va) & xp.isfinite(vb)
+            if selected is not None:
+                keep &= selected[part]
+            squares += float(xp.sum(xp.where(keep, va - vb, 0.0) ** 2))
+            norm += float(xp.sum(xp.where(keep, va, 0.0) ** 2))
+        if math.isfinite(squares) and math.isfinite(norm):
+            break
+    if norm > 0:
+        return math.sqrt(squares / norm)
+    return 1.0 if squares > 0 else 0.0
 
 
 def _scale(xp: Any, array: Any, dtype: str, tolerance: Mapping[str, float], chunk: int) -> float:
@@ -221,7 +232,6 @@ def _add_floats(
     t.max_abs = max(t.max_abs, float(difference.max()))
     t.max_rel = max(t.max_rel, float(relative.max()))
     t.max_ulp = max(t.max_ulp, int(steps.max()))
-    t.squares += float(xp.sum(difference**2))
     # A misplaced NaN is worse than any distance.
     badness = xp.where(~finite & ~same, xp.inf, difference)
     _keep_worst(xp, t, a, b, where, start, badness)
@@ -243,7 +253,6 @@ def _add_integers(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int) -> 
     t.max_abs = max(t.max_abs, float(unsigned.max()))
     t.max_rel = max(t.max_rel, float((unsigned.astype(xp.float64) / xp.where(larger > 0, larger, 1.0)).max()))
     t.outside += int(a.size)
-    t.squares += float(xp.sum(unsigned.astype(xp.float64) ** 2))
     if t.first_outside is None:
         t.first_outside = t.first
     _keep_worst(xp, t, a, b, where, start, unsigned.astype(xp.float64))

@@ -6,6 +6,7 @@ declares for the kernel are compared with the captured ones, so that bytes never
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy
 
+from cuda_agent import __version__, paths
 from cuda_agent.device import driver
 from cuda_agent.device.backend import Configuration, DeviceFault, Launched, OutOfMemory
 from cuda_agent.device.driver import DriverError
@@ -168,6 +170,19 @@ class CudaBackend:
         self._cap = int(MEMORY_SHARE * free)
         cupy.get_default_memory_pool().set_limit(size=self._cap)
         self._clock: Any = None
+
+    def prepare_host(self, warm_up: Callable[[], None]) -> None:
+        """Once per cupy and GPU on this host: compiles what cupy compiles on first use (seconds), and notes that it
+        did."""
+        mark = paths.cache_dir() / "cupy" / f"{self.xp.__version__}-{self.info.arch}-{__version__}"
+        if mark.exists():
+            return
+        warm_up()
+        assert self.clock is not None
+        self.end_job()
+        with contextlib.suppress(OSError):  # no cache folder: the next worker warms up again
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
 
     # ------------------------------------------------------------ memory
 

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -50,6 +50,9 @@ class EmulatorBackend:
         self._modules: list[EmulatorModule] = []
 
     # ------------------------------------------------------------ memory
+
+    def prepare_host(self, warm_up: Callable[[], None]) -> None:
+        """numpy has nothing to compile."""
 
     def alloc(self, size: int) -> Any:
         if size > self.free_memory():

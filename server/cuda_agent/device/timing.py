@@ -9,6 +9,7 @@ samples are compared with the reference run. Raw samples go back; statistics are
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ class Side:
     sets: list[list[Any]] = field(default_factory=list)
     pristine: list[Any] = field(default_factory=list)
     written: list[int] = field(default_factory=list)  # buffers that the launch changes
+    repeatable: bool = False  # a second launch on the same buffers leaves the same bytes
     symbols: list[tuple[Any, Any]] = field(default_factory=list)  # (variable in the module, its bytes)
 
 
@@ -56,16 +58,17 @@ class Timer:
         self.random = random.Random(self.seed)
         self.checks: list[dict[str, Any]] = []
         self.check = step.get("check")
+        self.checking = 0.0  # seconds spent on comparing outputs: not charged to the budget
 
     # ------------------------------------------------------------ whole
 
     def run(self) -> dict[str, Any]:
-        started = self.now()
+        began = self.now()
         a, b = self._side("a"), self._side("b")
         sets = self._make_sets(a, b)
         self._find_written(a, b)
         batch = self._batch(a, b, sets)
-        samples, order, rounds = self._rounds(a, b, batch, sets, started)
+        samples, order, rounds = self._rounds(a, b, batch, sets)
         warm = self._warm(a, b, batch)
         self.interpreter.at(None)
         return {
@@ -78,7 +81,7 @@ class Timer:
             "cold": self.cold,
             "checked": self._checked(),
             "warm": warm,
-            "seconds": self.now() - started,
+            "seconds": self.now() - began,
             "notes": list(getattr(self.clock, "notes", [])),
         }
 
@@ -143,15 +146,17 @@ class Timer:
         buffer that one side writes is restored for both."""
         written: set[int] = set()
         for side in (a, b):
-            for _ in range(2):
-                self._restore(side, [0], everything=True)
-                self._at(side)
-                side.launches[0]()
-                self.clock.synchronize()
-            for i, (buffer, pristine) in enumerate(zip(side.sets[0], side.pristine, strict=True)):
-                if bool((buffer != pristine).any()):
+            self._restore(side, [0, 1], everything=True)
+            self._at(side)
+            for number in (1, 0, 0):
+                side.launches[number]()
+            self.clock.synchronize()
+            side.repeatable = True
+            for i, pristine in enumerate(side.pristine):
+                if bool((side.sets[1][i] != pristine).any()):
                     written.add(i)
-            self._restore(side, [0], everything=True)
+                    side.repeatable &= not bool((side.sets[0][i] != side.sets[1][i]).any())
+            self._restore(side, [0, 1], everything=True)
         a.written, b.written = sorted(written), sorted(written)
 
     def _restore(self, side: Side, numbers: Sequence[int], everything: bool = False) -> None:
@@ -167,11 +172,11 @@ class Timer:
     # ------------------------------------------------------------ samples
 
     def _batch(self, a: Side, b: Side, sets: int) -> int:
-        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`."""
-        quick = min(self._sample(side, [i])[0] for side in (a, b) for i in (0, 1, 0))
-        if quick >= self.min_us:
-            return 1
-        return max(1, min(MAX_BATCH, sets, int(-(-self.min_us // max(quick, 0.5)))))
+        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. The
+        estimate is made on a few launches in a row, because a single one carries the cost of the window itself."""
+        few = [i % sets for i in range(min(4, sets))]
+        quick = min(self._sample(side, few)[0] for _ in range(3) for side in (a, b))
+        return max(1, min(MAX_BATCH, sets, math.ceil(self.min_us / max(quick, 0.5))))
 
     def _sample(self, side: Side, numbers: Sequence[int], cold: bool | None = None) -> tuple[float, float | None]:
         self._restore(side, numbers)
@@ -181,14 +186,13 @@ class Timer:
         sample = self.clock.sample([side.launches[n] for n in numbers])
         return sample.us, sample.clock_mhz
 
-    def _rounds(
-        self, a: Side, b: Side, batch: int, sets: int, started: float
-    ) -> tuple[list[dict[str, Any]], list[str], int]:
+    def _rounds(self, a: Side, b: Side, batch: int, sets: int) -> tuple[list[dict[str, Any]], list[str], int]:
         samples: list[dict[str, Any]] = []
         order: list[str] = []
         wanted, budget = int(self.step.get("rounds", 25)), self.step.get("budget_s")
         cursor = self.random.randrange(sets)
         done = 0
+        started, self.checking = self.now(), 0.0
         while done < wanted:
             pattern = self.random.choice(("abba", "baab"))
             check = self.random.randrange(4) if done == 0 or self.random.random() < CHECK_SHARE else None
@@ -211,7 +215,11 @@ class Timer:
                     self._check(side, self.random.choice(numbers), len(samples) - 1)
             order.append(pattern)
             done += 1
-            if budget is not None and done >= min(MIN_ROUNDS, wanted) and self.now() - started >= float(budget):
+            if (
+                budget is not None
+                and done >= min(MIN_ROUNDS, wanted)
+                and self.now() - started - self.checking >= float(budget)
+            ):
                 break
         for side in (a, b):  # both sides at least once, whatever was drawn
             self._sample(side, [0])
@@ -219,17 +227,19 @@ class Timer:
         return samples, order, done
 
     def _warm(self, a: Side, b: Side, batch: int) -> dict[str, float]:
-        """Median microseconds when the same buffers were just used: no flush, and an untimed pass before each
-        sample."""
+        """Median microseconds when the same buffers were just used: no flush, and an untimed pass before each sample.
+        A launch that changes its own inputs goes over the batch's sets, restored; any other repeats on set 0."""
         times: dict[str, list[float]] = {"a": [], "b": []}
-        numbers = list(range(batch))
         for turn in range(WARM_SAMPLES):
             for side in (a, b) if turn % 2 == 0 else (b, a):
-                self._restore(side, numbers)
+                numbers = [0] * batch if side.repeatable else list(range(batch))
+                self._restore(side, [] if side.repeatable else numbers)
                 self._at(side)
-                for number in numbers:
+                for number in numbers[: 1 if side.repeatable else batch]:
                     side.launches[number]()
-                times[side.name].append(self._sample(side, numbers, cold=False)[0])
+                if not side.repeatable:
+                    self._restore(side, numbers)
+                times[side.name].append(self.clock.sample([side.launches[n] for n in numbers]).us)
         return {f"{name}_us": statistics.median(us) for name, us in times.items()}
 
     # ------------------------------------------------------------ outputs of timed samples
@@ -237,6 +247,7 @@ class Timer:
     def _check(self, side: Side, number: int, iteration: int) -> None:
         if not self.check:
             return
+        began = self.now()
         reference = self.interpreter.run(self.check["run"])
         for entry in self.check["buffers"]:
             i = int(entry["buffer"])
@@ -252,6 +263,7 @@ class Timer:
                 self.backend.xp, expected, got, entry.get("dtype", "bytes"), selected=selected, tolerance=tolerance
             )
             self.checks.append({"side": side.name, "iteration": iteration, "set": number, "buffer": i, **found})
+        self.checking += self.now() - began
 
     def _checked(self) -> dict[str, Any] | None:
         """`equal`: every compared output was bit-equal; `within`: all inside the tolerance (the same, without one)."""

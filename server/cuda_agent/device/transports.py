@@ -33,7 +33,10 @@ class Channel(Protocol):
     def reap(self, timeout_s: float) -> int | None:
         """Exit code (negative: the signal), None when it still runs after `timeout_s`."""
 
-    def stderr_tail(self) -> list[str]: ...
+    def stderr_tail(self) -> list[str]:
+        """The last lines since `forget_stderr`."""
+
+    def forget_stderr(self) -> None: ...
 
 
 class Transport(Protocol):
@@ -124,6 +127,9 @@ class ProcessChannel:
 
     def stderr_tail(self) -> list[str]:
         return list(self._tail)
+
+    def forget_stderr(self) -> None:
+        self._tail.clear()
 
 
 @dataclass(frozen=True, slots=True)

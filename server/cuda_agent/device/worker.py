@@ -124,6 +124,7 @@ class Worker:
             self.wire.send({"type": "beat"})
 
     def serve(self) -> None:
+        self.backend.prepare_host(self.interpreter.warm_up)
         self.wire.send(
             {"type": "ready", "info": self.backend.info.to_json(), "pid": os.getpid(), "version": protocol.VERSION}
         )

@@ -11,7 +11,7 @@ import ctypes
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -69,6 +69,9 @@ class HostBackend:
     def __init__(self) -> None:
         self.clock: Any = HostClock()
         self.taken = 0
+
+    def prepare_host(self, warm_up: Callable[[], None]) -> None:
+        warm_up()
 
     def load(self, kind: str, data: bytes) -> HostModule:
         if kind == "unsupported":

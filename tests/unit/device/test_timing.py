@@ -44,11 +44,11 @@ class Watch(HostClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches: list[int] = []
+        self.batches: list[list[Any]] = []
 
     def sample(self, launches: Sequence[Any]) -> Sample:
         self.log.append("sample")
-        self.batches.append(len(launches))
+        self.batches.append(list(launches))
         return super().sample(launches)
 
 
@@ -106,10 +106,14 @@ def test_short_kernels_are_batched_over_sets_of_their_own(bench: Any) -> None:
     result = time(bench, "quick", "quick", min_us=20.0)
     assert result["batch"] == 10
     assert result["sets"] >= 10
-    calls = interpreter.modules["m"].space["calls"]
-    assert len(set(calls)) > 2 * result["batch"]
-    size = clock.batches[-1]
-    assert len(set(calls[-size:])) == size
+    assert len(set(interpreter.modules["m"].space["calls"])) > 2 * result["batch"]
+    cold = [batch for batch in clock.batches if len(batch) == 10][: len(result["samples"])]
+    assert len(cold) == 24
+    assert all(len({id(launch) for launch in batch}) == 10 for batch in cold)
+    warm = clock.batches[-1]
+    assert len({id(launch) for launch in warm}) == 1  # `quick` may be repeated on the same buffers
+    assert time(bench, "adds", "adds", poison="", min_us=90.0)["batch"] == 3
+    assert len({id(launch) for launch in clock.batches[-1]}) == 3  # `adds` may not
 
 
 def test_buffers_are_fresh_for_every_sample(bench: Any) -> None:
