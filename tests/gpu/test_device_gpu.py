@@ -416,9 +416,9 @@ def show(name: str, result: dict[str, Any]) -> None:
         for s in "ab"
     )
     print(
-        f"\n {name:24s} a {a:9.3f} us  b {b:9.3f} us  a/b {a / b:.4f} batch {result['batch']:3d} "
-        f"sets {result['sets']:3d} rounds {result['rounds']:4d} in {result['seconds']:.2f} s  MHz {clock}  warm {result['warm']['a_us']:.2f} "
-        f"{result['warm']['b_us']:.2f}  {quartiles} {result['notes']}",
+        f"\n {name:24s} a {a:9.3f} us  b {b:9.3f} us  a/b {a / b:.4f}  batch {result['batch']:3d} "
+        f"sets {result['sets']:3d} rounds {result['rounds']:4d} in {result['seconds']:.2f} s  MHz {clock}  "
+        f"warm {result['warm']['a_us']:.2f} {result['warm']['b_us']:.2f}  {quartiles} {result['notes']}",
         end="",
     )
 
