@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cuda_agent.engine.messages import FactsOf
-from cuda_agent.errors import CompileError
-from cuda_agent.model import Binary, Facts, Kernel
+from cuda_agent.errors import CompileError, UsageError, WorkloadError
+from cuda_agent.hints import launch, sentences
+from cuda_agent.hints.occupancy import Limits, limits
+from cuda_agent.model import Binary, Dim3, Facts, Kernel
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import compile as compiler
 from cuda_agent.toolchain import names
 from cuda_agent.toolchain.build import arch_of, find_build
+from cuda_agent.workload import bundle
 
 DEFAULT_ARCH = "sm_90"
 
 
 def file_facts(ask: FactsOf) -> dict[str, Any]:
-    """`{version, arch, compiler, kernels: {id: {title, sentences, findings, arch}}, problem}`. ToolMissing, SandboxError; a
-    text that does not compile is no error while somebody types: `problem` says what the compiler said."""
+    """`{version, arch, compiler, kernels: {id: {title, sentences, findings, arch}}, problem}`. ToolMissing,
+    SandboxError; a text that does not compile is no error while somebody types: `problem` says what the compiler
+    said."""
     build = find_build(Path(ask.path))
     arch = ask.arch if ask.arch != "auto" else arch_of(build) or DEFAULT_ARCH
     try:
@@ -29,7 +34,7 @@ def file_facts(ask: FactsOf) -> dict[str, Any]:
         return {"version": ask.version, "arch": arch, "kernels": {}, "problem": _first_error(refused)}
     parsed = module(Document(ask.path, ask.text))
     kernels = {
-        kernel.id: described(parsed, kernel, instances, arch)
+        kernel.id: described(parsed, kernel, instances, arch, ask.path)
         for kernel in parsed.kernels
         if (instances := _instances(kernel, binary))
     }
@@ -48,32 +53,71 @@ def _instances(kernel: Kernel, binary: Binary) -> list[Facts]:
     return [f for f in binary.kernels.values() if names.kernel_name(f.mangled) == kernel.qualified_name]
 
 
-def described(parsed: Module, kernel: Kernel, instances: Sequence[Facts], arch: str) -> Mapping[str, Any]:
-    worst = max(instances, key=lambda f: (f.spill_stores + f.spill_loads, f.registers))
-    sentences, findings = sentences_of(parsed, kernel, worst, arch)
+def described(parsed: Module, kernel: Kernel, instances: Sequence[Facts], arch: str, path: str) -> Mapping[str, Any]:
+    """Of several instantiations the one that spills most, then the one with most registers."""
+    facts = max(instances, key=lambda f: (f.spill_stores + f.spill_loads, f.registers))
+    before = _before(path, kernel, parsed.kernel_hash(kernel), facts)
+    found = sentences.of_facts(facts, before)
+    try:
+        found += _of_launches(parsed, kernel, facts, limits(arch), Path(path))
+    except UsageError as unknown:  # a newer architecture than our table: its registers are still facts
+        found.append(sentences.Sentence("occupancy", str(unknown)))
+    texts = [sentence.text for sentence in found if sentence.line is None]
     if len(instances) > 1:
-        sentences.append(f"{len(instances)} instantiations; these numbers are of {worst.demangled}")
-    return {"title": title(worst), "sentences": sentences, "findings": findings, "arch": arch}
+        texts.append(f"{len(instances)} instantiations; these numbers are of `{facts.demangled}`.")
+    findings = [
+        {"category": sentence.category, "message": sentence.text, "line": sentence.line}
+        for sentence in found
+        if sentence.category in ("spills", "launch") or sentence.line is not None
+    ]
+    return {"title": sentences.short(facts), "sentences": texts, "findings": findings, "arch": arch}
 
 
-def title(facts: Facts) -> str:
-    """For the lens: what people look for first."""
-    spills = facts.spill_stores + facts.spill_loads
-    parts = [f"{facts.registers} registers", f"{spills} B spills" if spills else "no spills"]
-    if facts.shared_bytes:
-        parts.append(f"{facts.shared_bytes} B shared")
-    return " · ".join(parts)
+# This process lives as long as the engine: what a kernel was before its last change is kept here.
+_history: dict[tuple[str, str], tuple[str, Facts, Facts | None]] = {}
 
 
-def sentences_of(parsed: Module, kernel: Kernel, facts: Facts, arch: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """(sentences, findings by category)."""
-    sentences = [f"{facts.registers} registers a thread, {facts.instructions} instructions"]
-    findings: list[dict[str, Any]] = []
-    spills = facts.spill_stores + facts.spill_loads
-    if spills:
-        text = f"{facts.spill_stores} bytes of spill stores, {facts.spill_loads} bytes of spill loads a thread"
-        sentences.append(text)
-        findings.append({"category": "spills", "message": text})
-    if facts.shared_bytes:
-        sentences.append(f"{facts.shared_bytes} bytes of static shared memory a block")
-    return sentences, findings
+def _before(path: str, kernel: Kernel, hash: str, facts: Facts) -> Facts | None:
+    """The facts of this kernel's text before the present one; None for the first text seen."""
+    known = _history.get((path, kernel.id))
+    if known is None:
+        before = None
+    elif known[0] == hash:
+        before = known[2]
+    else:
+        before = known[1]
+    _history[(path, kernel.id)] = (hash, facts, before)
+    return before
+
+
+def _of_launches(parsed: Module, kernel: Kernel, facts: Facts, sm: Limits, path: Path) -> list[sentences.Sentence]:
+    """Occupancy and feasibility for the block sizes that are known: literal, captured, or the launch bounds."""
+    bounds = launch.dims(kernel.launch_bounds[0]) if kernel.launch_bounds else None
+    most = bounds[0] if bounds else None
+    found: list[sentences.Sentence] = []
+    shapes: dict[tuple[int, int], None] = {}  # (threads, dynamic shared bytes), in order
+    for site in parsed.launches_of(kernel):
+        block, dynamic = launch.dims(site.block), launch.dims(site.shared) if site.shared else (0, 1, 1)
+        if block is not None and dynamic is not None:
+            problems = launch.check(facts, sm, block, dynamic_shared=dynamic[0], max_threads=most)
+            line = parsed.line(site.span.start)
+            found += [replace(sentence, line=line) for sentence in sentences.of_launch(problems)]
+            shapes[block[0] * block[1] * block[2], dynamic[0]] = None
+    for block, shared in _captured(kernel, path):
+        shapes[block[0] * block[1] * block[2], shared] = None
+    if not shapes and most:
+        shapes[most, 0] = None
+    for threads, shared in list(shapes)[:4]:
+        found += sentences.of_occupancy(facts, sm, threads, shared)
+    if not shapes:
+        text = "The block size is not known from the text: capture inputs to see the occupancy."
+        found.append(sentences.Sentence("occupancy", text))
+    return found
+
+
+def _captured(kernel: Kernel, path: Path) -> list[tuple[Dim3, int]]:
+    try:
+        workload = bundle.find(path, kernel.id)
+    except WorkloadError:  # a broken capture is reported by the job that needs it
+        return []
+    return [(item.block, item.shared) for item in workload.launches] if workload is not None else []

@@ -140,7 +140,8 @@ TASKS: dict[str, Task] = {"facts": facts, "optimize": optimize, "capture": captu
 
 
 class _Best:
-    """Turns the loop's events into progress and keeps the best candidate, so that a cancel or a crash does not lose it."""
+    """Turns the loop's events into progress and keeps the best candidate, so that a cancel or a crash does not lose
+    it."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.score = report, 0.0

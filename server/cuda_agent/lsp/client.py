@@ -88,6 +88,10 @@ class Client:
         return self._has("workspace", "configuration")
 
     @property
+    def registers_configuration(self) -> bool:
+        return self._has("workspace", "did_change_configuration", "dynamic_registration")
+
+    @property
     def text_document_content(self) -> bool:
         return self._has("workspace", "text_document_content")
 

@@ -24,9 +24,11 @@ def collect(server: CudaAgentServer, file: OpenFile) -> list[types.Diagnostic]:
         facts = server.facts.of(file, kernel)
         if facts is None or not facts.current:
             continue
-        where = file.range(kernel.name_span, server.documents.encoding)
         for finding in facts.findings:
             if finding.get("category") in wanted:
+                line = finding.get("line")
+                span = file.document.lines.line_span(line - 1) if isinstance(line, int) else kernel.name_span
+                where = file.range(span, server.documents.encoding)
                 found.append(
                     types.Diagnostic(
                         range=where,

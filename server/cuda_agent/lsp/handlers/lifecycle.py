@@ -6,8 +6,10 @@ import asyncio
 
 from lsprotocol import types
 
+from cuda_agent.config import SECTION
 from cuda_agent.lsp.guard import feature
 from cuda_agent.lsp.handlers.configuration import pull
+from cuda_agent.lsp.protocol import reply
 from cuda_agent.lsp.server import CudaAgentServer
 
 
@@ -20,6 +22,10 @@ async def initialized(server: CudaAgentServer, params: types.InitializedParams) 
     server.tell_status()
     if server.client.configuration:
         await pull(server)
+    if server.client.registers_configuration:
+        method = types.WORKSPACE_DID_CHANGE_CONFIGURATION
+        wanted = types.Registration("cuda-agent-configuration", method, {"section": SECTION})
+        await reply(server.client_register_capability(types.RegistrationParams([wanted])))
 
 
 def warm(server: CudaAgentServer) -> None:
