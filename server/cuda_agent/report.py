@@ -15,6 +15,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from cuda_agent.errors import ToolMissing
+from cuda_agent.hints import occupancy
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import build as builds
@@ -35,14 +36,13 @@ def _console() -> Console:
 
 def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, Any]:
     """Facts of every kernel (or one) of a file, by instantiation. CompileError, ToolMissing."""
-    from cuda_agent.hints import occupancy
-
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     module = parse_module(Document(str(path), text))
     wanted = module.kernel(kernel).qualified_name if kernel else None
     build = builds.find_build(path)
     target = arch or builds.arch_of(build) or "sm_90"
     binary = compiler.compile(build, text, target)
+    limits = occupancy.limits(target)
     rows = []
     for facts in binary.kernels.values():
         name = names.kernel_name(facts.mangled)
@@ -50,7 +50,7 @@ def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, An
             continue
         row = asdict(facts)
         row["kernel"] = name
-        row["occupancy"] = asdict(occupancy.occupancy(facts, 256, target))
+        row["occupancy"] = asdict(occupancy.occupancy(limits, facts.registers, facts.shared_bytes, 256))
         rows.append(row)
     return {
         "status": "done",
@@ -76,7 +76,7 @@ def facts_table(found: Mapping[str, Any]) -> None:
             f"{row['stack_bytes']} B",
             f"{spills} B" if spills else "none",
             str(row["instructions"]),
-            f"{row['occupancy']['fraction']:.0%}",
+            f"{row['occupancy']['warps'] / row['occupancy']['max_warps']:.0%}",
         )
     _console().print(table)
 
@@ -203,7 +203,14 @@ def doctor() -> dict[str, Any]:
     )
     try:
         tool = nvcc.find()
-        rows.append({"thing": "nvcc (facts, GPU)", "ok": True, "found": f"{tool.version} at {tool.path}", "todo": ""})
+        rows.append(
+            {
+                "thing": "nvcc (facts, GPU)",
+                "ok": True,
+                "found": f"{'.'.join(map(str, tool.version))} at {tool.path}",
+                "todo": "",
+            }
+        )
     except ToolMissing as error:
         rows.append({"thing": "nvcc (facts, GPU)", "ok": False, "found": "", "todo": str(error)})
     rows.append(

@@ -14,15 +14,18 @@ from pathlib import Path
 class Program:
     name: str
     gpu: str  # run arguments on a GPU
+    needs: tuple[str, ...] = ()  # neighbours whose headers its Makefile includes
 
     def copy(self, corpus: Path, into: Path) -> Path:
-        """A fresh copy of the program's folder (`<name>-cuda` or `<name>`), without build products."""
-        source = next((p for p in (corpus / f"{self.name}-cuda", corpus / self.name) if p.is_dir()), None)
-        if source is None:
-            raise SystemExit(f"{corpus} has no {self.name}-cuda")
-        target = into / source.name
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.o", "main", ".cuda-agent"))
-        return target
+        """A fresh copy of the program's folder (`<name>-cuda`), without build products."""
+        for name in (self.name, *self.needs):
+            source, target = corpus / f"{name}-cuda", into / f"{name}-cuda"
+            if not source.is_dir():
+                raise SystemExit(f"{corpus} has no {name}-cuda")
+            shutil.copytree(
+                source, target, ignore=shutil.ignore_patterns("*.o", "main", ".cuda-agent"), dirs_exist_ok=True
+            )
+        return into / f"{self.name}-cuda"
 
 
 TEN = (
@@ -33,7 +36,7 @@ TEN = (
     Program("geglu", "2"),
     Program("heat2d", "4096 4096 10"),
     Program("jacobi", ""),
-    Program("layernorm", "8 1024 768 5"),
+    Program("layernorm", "8 1024 768 5", ("rmsnorm",)),
     Program("softmax", "100000 784 0 5"),
     Program("stddev", "1024 16384 5"),
 )
