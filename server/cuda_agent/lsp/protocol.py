@@ -10,15 +10,27 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from cattrs import Converter
 from lsprotocol import types
+from lsprotocol.converters import get_converter
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.protocol import LanguageServerProtocol
+from pygls.protocol.json_rpc import JsonRPCNotification, JsonRPCRequestMessage, JsonRPCResponseMessage
 from pygls.protocol.language_server import lsp_method
 
 if TYPE_CHECKING:
     from cuda_agent.lsp.server import CudaAgentServer
 
 _log = logging.getLogger(__name__)
+
+
+def converter() -> Converter:
+    """lsprotocol's, with the params and results of unknown methods left as the JSON they are: pygls's own turns them into
+    named tuples and drops a key called "type_name"."""
+    made = get_converter()
+    for shape in (JsonRPCRequestMessage, JsonRPCResponseMessage, JsonRPCNotification):
+        made.register_structure_hook(shape, lambda value, cls: cls(**value))
+    return made
 
 
 class Protocol(LanguageServerProtocol):

@@ -28,7 +28,7 @@ from cuda_agent.lsp.compiler_facts import CompilerFacts
 from cuda_agent.lsp.documents import Documents
 from cuda_agent.lsp.jobs import Job, Jobs
 from cuda_agent.lsp.proposals import Proposals
-from cuda_agent.lsp.protocol import Protocol, reply
+from cuda_agent.lsp.protocol import Protocol, converter, reply
 from cuda_agent.lsp.trust import Trust
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class CudaAgentServer(LanguageServer):
     protocol: Protocol
 
     def __init__(self) -> None:
-        super().__init__("cuda-agent", __version__, protocol_cls=Protocol)
+        super().__init__("cuda-agent", __version__, protocol_cls=Protocol, converter_factory=converter)
         self.client = Client()
         self.documents = Documents()
         self.settings = Settings()

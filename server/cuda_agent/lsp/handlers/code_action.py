@@ -118,7 +118,7 @@ def _action(
     title: str, kind: str, command: str, argument: dict[str, Any], disabled: str | None = None
 ) -> types.CodeAction:
     if disabled is not None:
-        return types.CodeAction(title, kind=types.CodeActionKind(kind), disabled=types.CodeActionDisabled(disabled))
+        return types.CodeAction(title, kind=kind, disabled=types.CodeActionDisabled(disabled))
     return types.CodeAction(title, kind=kind, command=types.Command(title=title, command=command, arguments=[argument]))
 
 

@@ -219,7 +219,7 @@ async def _need_run_command(server: CudaAgentServer, file: OpenFile, kernel: Ker
     if server.client.custom("askRunCommand"):
         question = {"uri": file.uri, "kernel": kernel.id}
         answer = await reply(server.protocol.send_request("cudaAgent/askRunCommand", question))
-        command = answer.get("command") if isinstance(answer, Mapping) else getattr(answer, "command", None)
+        command = answer.get("command") if isinstance(answer, Mapping) else None
         if command:
             server.configure({"runCommand": str(command)})
             return
