@@ -140,9 +140,9 @@ def compare(
         dtype = "bytes"
     ea, eb = elements(xp, a, dtype), elements(xp, b, dtype)
     tally = Tally(dtype)
-    limit = _scale(xp, ea, dtype, tolerance, chunk) if tolerance and DTYPES[dtype][1] == "f" else 0.0
     parts = [slice(start, min(start + chunk, ea.size)) for start in range(0, ea.size, chunk)]
     with numpy.errstate(all="ignore"):  # infinities and signalling NaNs are data here
+        limit = _scale(xp, ea, dtype, tolerance, chunk) if tolerance and DTYPES[dtype][1] == "f" else 0.0
         for part in parts:
             _add(xp, tally, ea[part], eb[part], part.start, _of(selected, part), tolerance, limit)
         if tally.differing:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
+import importlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -156,6 +157,8 @@ class CudaBackend:
             raise DeviceMissing(reason)
         if index >= driver.count():
             raise DeviceMissing(f"there is no GPU {index}: the driver sees {driver.count()}")
+        # cupy's CUB reductions read their headers anew in every process before they find their cached kernels: seconds.
+        os.environ["CUPY_ACCELERATORS"] = ""
         cupy = importlib.import_module("cupy")
         try:
             cupy.cuda.Device(index).use()
