@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,13 +58,17 @@ class EmulatorBackend:
     def alloc(self, size: int) -> Any:
         if size > self.free_memory():
             raise OutOfMemory(size, self.free_memory())
-        self._taken += size
         try:
             raw = numpy.empty(size + ALIGN, dtype=numpy.uint8)
         except MemoryError:
             raise OutOfMemory(size, self.free_memory()) from None
+        self._taken += size
+        weakref.finalize(raw, self._give_back, size)  # views keep `raw` alive
         start = -raw.ctypes.data % ALIGN
         return raw[start : start + size]
+
+    def _give_back(self, size: int) -> None:
+        self._taken -= size
 
     def free_memory(self) -> int:
         return max(0, self._cap - self._taken)
@@ -143,7 +148,6 @@ class EmulatorBackend:
             with contextlib.suppress(OSError):  # a library that will not unload is only kept
                 module.native.close()
         self._modules.clear()
-        self._taken = 0
 
 
 def parameter_block(args: Sequence[tuple[int, bytes]]) -> bytes:

@@ -42,8 +42,9 @@ class BlobSource(Mapping[str, Any]):
         self._store = store
         self._held = dict(held or {})
 
-    def add(self, name: str, data: bytes) -> None:
+    def add(self, name: str, data: bytes) -> BlobSource:
         self._held[name] = data
+        return self
 
     def add_binary(self, *binaries: Binary) -> BlobSource:
         for binary in binaries:
