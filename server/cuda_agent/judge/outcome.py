@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..device import jobs
-from ..errors import DeadlineExceeded, WorkerDied
+from ..errors import DeadlineExceeded, WorkerDied, WorkloadError
 from . import numeric
 from .baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
 
@@ -31,10 +31,6 @@ class Outcome:
     findings: tuple[Mapping[str, Any], ...] = ()
     traffic: Mapping[str, float] = field(default_factory=dict)
     original_findings: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def numeric(self) -> str:
-        return numeric.worst(row.klass for row in self.compared)
 
 
 def observe(case: Case, index: int) -> Outcome:
@@ -75,13 +71,14 @@ def _fault(case: Case, index: int, error: WorkerDied) -> str:
 
 
 def _block(case: Case, index: int, base: Baseline, pattern: int, trace: bool) -> list[jobs.Step]:
-    """The steps of one poison pattern; `_read` knows their order."""
+    """The steps of one poison pattern; `_read` knows their order. The candidate runs first: no memory of the worker
+    holds the original's answer then."""
     poison = poison_of(case, index, base.poisoned, pattern)
     return [
+        case.candidate_launch("c", index, poison=poison, trace=trace),
         case.original_launch("o", index, poison=poison),
         jobs.changed_step("o", "changed"),
         jobs.unpoisoned_step("o", "written"),
-        case.candidate_launch("c", index, poison=poison, trace=trace),
         jobs.compare_step("o", "c", _entries(case, index, base)),
         jobs.free_step("o"),
         jobs.free_step("c"),
@@ -104,11 +101,17 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
     stray: list[str] = []
     canaries: list[Mapping[str, Any]] = []
     for block in blocks:
-        original, _, _, candidate, compared, *_ = block
-        if not original["ok"] or not candidate["ok"]:
-            who = "the candidate" if original["ok"] else "the original"
-            error = (candidate if original["ok"] else original)["error"]
-            return Outcome(index, f"{who} cannot be launched on {case.shape(index).text()}: {error}")
+        candidate, original, _, _, compared, *_ = block
+        if not candidate["ok"]:
+            what = "did not end well" if candidate.get("fault") else "cannot be launched"
+            sentence = f"the candidate {what} on {case.shape(index).text()}: {candidate['error']}"
+            return Outcome(
+                index, sentence, findings=tuple(candidate.get("findings", ())), original_findings=base.findings
+            )
+        if not original["ok"] or not compared["ok"]:
+            raise WorkloadError(
+                f"the original failed beside the candidate: {(original if compared['ok'] else compared)['error']}"
+            )
         canaries += candidate["canaries"]
         for entry, row in zip(_entries(case, index, base), compared["buffers"], strict=True):
             verdict = _classify(case, index, base, row)
@@ -117,7 +120,7 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
                 worst[b] = max(worst.get(b, verdict), verdict, key=_badness)
             elif not _left_alone(base, entry, verdict):
                 stray.append(_stray(case, index, entry, row))
-    first = blocks[0][3]
+    first = blocks[0][0]
     return Outcome(
         index,
         compared=tuple(worst[b] for b in sorted(worst)),
