@@ -15,8 +15,9 @@ from cuda_agent.source.lexical import Lexed, closing, split_commas
 # Words the grammar knows in front of a function's name; any other word there is a macro.
 QUALIFIERS = frozenset(
     b"static inline extern const constexpr consteval volatile unsigned signed long short void int float double char "
-    b"bool auto typename struct class enum friend virtual explicit template alignas requires noexcept namespace __global__ __device__ "
-    b"__host__ __forceinline__ __noinline__ __launch_bounds__ __attribute__ __attribute __declspec".split()
+    b"bool auto typename struct class enum friend virtual explicit template alignas requires noexcept namespace "
+    b"__global__ __device__ __host__ __forceinline__ __noinline__ __launch_bounds__ __attribute__ __attribute "
+    b"__declspec".split()
 )
 # CUDA qualifiers that tree-sitter-cuda 0.21 does not know.
 _UNKNOWN_CUDA = frozenset(

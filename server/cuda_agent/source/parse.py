@@ -94,8 +94,8 @@ def mask(lexed: Lexed, found: tuple[Header, ...]) -> bytes:
 
 
 def other_branches(lexed: Lexed, within: Span, at: int) -> list[Span]:
-    """What to blank so that each conditional that begins in `within` has one branch left, the one with `at` or the first:
-    its other branches and its directives."""
+    """What to blank so that each conditional that begins in `within` has one branch left, the one with `at` or the
+    first: its other branches and its directives."""
     spans: list[Span] = []
     for conditional in lexed.conditionals:
         if within.start <= conditional.span.start < within.end:

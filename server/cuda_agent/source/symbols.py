@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from functools import cached_property, lru_cache
 
@@ -86,9 +87,15 @@ class Module:
 
     def launches_of(self, kernel: Kernel) -> tuple[LaunchSite, ...]:
         """Launch sites that mean this kernel (see resolve.py)."""
-        return tuple(
-            site for site, kernels in self._resolved if any(found is kernel or found == kernel for found in kernels)
-        )
+        return self._launches_by_kernel.get(kernel.span, ())
+
+    @cached_property
+    def _launches_by_kernel(self) -> dict[Span, tuple[LaunchSite, ...]]:
+        result: dict[Span, tuple[LaunchSite, ...]] = {}
+        for site, kernels in self._resolved:
+            for kernel in kernels:
+                result[kernel.span] = (*result.get(kernel.span, ()), site)
+        return result
 
     def kernels_of(self, site: LaunchSite) -> tuple[Kernel, ...]:
         """Kernels a launch may mean: one as a rule; several where `#if` picks; none when it is defined elsewhere."""
@@ -105,11 +112,16 @@ class Module:
     def other_uses(self, kernel: Kernel) -> tuple[Span, ...]:
         """Where the kernel's name stands and is neither a definition, a declaration nor a launch: its address is taken
         there (cudaLaunchKernel, cudaFuncSetAttribute, a table of functions)."""
-        taken = [header.name_span for header in self.tree.headers]
-        taken += [site.span for site in self.launches]
+        named = {header.name_span.start for header in self.tree.headers}
+        starts = [site.span.start for site in self.launches]
         word = re.compile(rb"\b" + re.escape(kernel.name.encode()) + rb"\b")
-        found = (Span(*match.span()) for match in word.finditer(self.tree.lexed.code))
-        return tuple(span for span in found if not any(other.start <= span.start < other.end for other in taken))
+        result = []
+        for match in word.finditer(self.tree.lexed.code):
+            at = bisect_right(starts, match.start())
+            launched = at > 0 and match.start() in self.launches[at - 1].span
+            if match.start() not in named and not launched:
+                result.append(Span(*match.span()))
+        return tuple(result)
 
     def kernel_at(self, offset: int) -> Kernel | None:
         return next((kernel for kernel in self.kernels if kernel.span.start <= offset <= kernel.span.end), None)

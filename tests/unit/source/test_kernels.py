@@ -173,7 +173,10 @@ def test_conditionals_that_split_a_header() -> None:
 
 
 def test_conditionals_that_split_an_expression_are_read_and_flagged() -> None:
-    text = "__global__ void k(int* p, int n) {\n  for (int i = 0; i < n\n#ifdef A\n    + 1; i++) {\n#else\n    + 2; i++) {\n#endif\n    p[i] = 1;\n  }\n}\n"
+    text = (
+        "__global__ void k(int* p, int n) {\n  for (int i = 0; i < n\n#ifdef A\n    + 1; i++) {\n"
+        "#else\n    + 2; i++) {\n#endif\n    p[i] = 1;\n  }\n}\n"
+    )
     found = parse(text + "__global__ void next() {}")
     first, second = found.kernels
     assert first.has_error  # no rule may rewrite what has a branch it has not seen

@@ -110,7 +110,8 @@ def test_in_macros() -> None:
 
 def test_not_launches() -> None:
     found = parse(
-        '// k<<<1, 2>>>(3);\n/* k<<<1, 2>>>(3); */ const char* s = "k<<<1, 2>>>(3)";\n#if 0\nvoid f() { k<<<1,2>>>(3); }\n#endif\n'
+        '// k<<<1, 2>>>(3);\n/* k<<<1, 2>>>(3); */ const char* s = "k<<<1, 2>>>(3)";\n'
+        "#if 0\nvoid f() { k<<<1,2>>>(3); }\n#endif\n"
     )
     assert found.launches == ()
 
@@ -154,7 +155,8 @@ def meaning(text: str) -> list[list[str]]:
         ("__global__ void k() {}\nvoid f() { k<<<1, 2>>>(); other<<<1, 2>>>(); }", [["k@1"], []]),
         # namespaces: innermost first, then using declarations
         (
-            "namespace a { __global__ void k() {}\nnamespace b { __global__ void k() {}\nvoid f() { k<<<1, 2>>>(); } }\n"
+            "namespace a { __global__ void k() {}\nnamespace b { __global__ void k() {}\n"
+            "void f() { k<<<1, 2>>>(); } }\n"
             "void f() { k<<<1, 2>>>(); b::k<<<1, 2>>>(); } }\nvoid f() { a::k<<<1, 2>>>(); ::a::b::k<<<1, 2>>>(); }",
             [["a::b::k@2"], ["a::k@1"], ["a::b::k@2"], ["a::k@1"], ["a::b::k@2"]],
         ),
@@ -186,11 +188,13 @@ def meaning(text: str) -> list[list[str]]:
         ),
         # alternatives
         (
-            "#ifdef A\n__global__ void k(int a) {}\n#else\n__global__ void k(int a) {}\n#endif\nvoid f() { k<<<1, 2>>>(1); }",
+            "#ifdef A\n__global__ void k(int a) {}\n#else\n__global__ void k(int a) {}\n#endif\n"
+            "void f() { k<<<1, 2>>>(1); }",
             [["k@2", "k@4"]],
         ),
         (
-            "#if 0\n__global__ void k(int a) {}\n#else\n__global__ void k(int a) {}\n#endif\nvoid f() { k<<<1, 2>>>(1); }",
+            "#if 0\n__global__ void k(int a) {}\n#else\n__global__ void k(int a) {}\n#endif\n"
+            "void f() { k<<<1, 2>>>(1); }",
             [["k@4"]],
         ),
         ("template <class... A> __global__ void k(A... a) {}\nvoid f() { k<<<1, 2>>>(1, 2, 3); }", [["k@1"]]),

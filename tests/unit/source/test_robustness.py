@@ -36,7 +36,9 @@ __global__ void BOUNDS(256) reduce(const T* __restrict__ x, T (*f)(T, int), Pair
   if (i < N) { **out = R"x(not "a" __global__ void r() {})x"[0]; }
 }
 }
-extern "C" { static __global__ void plain(float *a, float b[], int n) { for (auto v : {1, 2}) while (n--) a[n] = b[v]; } }
+extern "C" { static __global__ void plain(float *a, float b[], int n) {
+  for (auto v : {1, 2}) while (n--) a[n] = b[v];
+} }
 #if 0
 __global__ void dead(int n) { }
 #endif
@@ -48,8 +50,9 @@ template <typename F> void run(F f, int n) {
 int main(int argc, char** argv) { run(1, 2); return 0; }
 """
 RAW = encode(PROGRAM)
-SEEDS = [b"{", b"}", b"(", b")", b"<", b">", b"<<<", b">>>", b'"', b"'", b"/*", b"*/", b"//", b"#", b"\n", b"\r", b"\\", b"\0",
-         b"__global__ ", b"template<", b"#if 0\n", b"#else\n", b"#endif\n", b'R"(', b"::", b",", b";", b"\xff", b"\xf0\x9f"]  # fmt: skip
+SEEDS = [b"{", b"}", b"(", b")", b"<", b">", b"<<<", b">>>", b'"', b"'", b"/*", b"*/", b"//", b"#", b"\n", b"\r", b"\\",
+         b"\0", b"__global__ ", b"template<", b"#if 0\n", b"#else\n", b"#endif\n", b'R"(', b"::", b",", b";",
+         b"\xff", b"\xf0\x9f"]  # fmt: skip
 
 
 def check(document: Document) -> Module:
@@ -171,9 +174,24 @@ def test_edits_of_the_program_reverse(at: int, length: int, inserted: str) -> No
     assert edits.apply(new, edits.invert(PROGRAM, changes)) == PROGRAM
 
 
-@pytest.mark.parametrize("text", ["(" * 50000, "{" * 50000, "[" * 20000 + "<<<", "<" * 5000, "__global__ void k(" * 2000, "k<<<" * 3000,
-                                  "#if 1\n" * 5000, "__global__ void k() { " + "if (a < b) { " * 3000, "f<" * 5000 + "<<<1, 2>>>(3)",
-                                  "a<b," * 3000 + "k<<<1,2>>>(" + "c<d," * 3000 + ")", "__global__ " * 5000])  # fmt: skip
+LONG = [
+    "(" * 50000,
+    "{" * 50000,
+    "[" * 20000 + "<<<",
+    "<" * 5000,
+    "__global__ void k(" * 2000,
+    "__global__ " * 5000,
+    "k<<<" * 3000,
+    "#if 1\n" * 5000,
+    "__global__ void k() { " + "if (a < b) { " * 3000,
+    "f<" * 5000 + "<<<1, 2>>>(3)",
+    "a<b," * 3000 + "k<<<1,2>>>(" + "c<d," * 3000 + ")",
+    "__global__ void k() { x; }\n" * 300,
+    "void f() { k<<<1, 2>>>(3); }\n" * 2000,
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 def test_deep_and_long_texts_end_in_time(text: str) -> None:
     started = time.perf_counter()
     check(Document("k.cu", text))

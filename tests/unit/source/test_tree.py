@@ -113,8 +113,8 @@ def test_statements() -> None:
     found, body = parsed()
     listed = tree.statements(body)
     assert [node.type for node in listed] == [
-        "declaration", "declaration", "for_statement", "expression_statement", "expression_statement", "expression_statement",
-        "if_statement",
+        "declaration", "declaration", "for_statement", "expression_statement", "expression_statement",
+        "expression_statement", "if_statement",
     ]  # fmt: skip
     consequence = tree.field(listed[-1], "consequence")
     assert consequence is not None
