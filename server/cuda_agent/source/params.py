@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from tree_sitter import Node
 
@@ -108,6 +109,8 @@ def _name_from_tokens(code: bytes, bare: Span) -> Span:
     return Span(bare.start + match.start(1), bare.start + match.end(1))
 
 
+# The same few spellings come back in every kernel and with every keystroke.
+@lru_cache(maxsize=4096)
 def _shape(before: str, after: str) -> tuple[str, int, bool]:
     """(element, levels of indirection, const) from the declarator text around the name."""
     if "(" in after or before.rstrip().endswith(("(*", "(&", "(&&")) or _open_paren(before):
@@ -161,6 +164,7 @@ def _open_paren(text: str) -> bool:
     return text.count("(") > text.count(")")
 
 
+@lru_cache(maxsize=4096)
 def _tidy(text: str) -> str:
     """One blank between words, none inside brackets' edges: `const float *__restrict__`, `void(*)(int, float)`."""
     text = " ".join(text.split())
