@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -244,5 +245,6 @@ class CudaAgentServer(LanguageServer):
             "trusted": self.trust.trusted,
             "root": str(self.root) if self.root else None,
             "jobs": [{"job": job.id, "kind": job.kind, "kernel": job.kernel} for job in self.jobs.all()],
+            "threads": [thread.name for thread in threading.enumerate()],
             "modules": sorted(name for name in sys.modules if "." not in name and not name.startswith("_")),
         }
