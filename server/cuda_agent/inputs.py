@@ -6,7 +6,8 @@ The person's program is built and run only when nothing was captured before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,57 @@ def find_or_make(
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Workload:
-    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do
-    next."""
-    if not args and run_command is None:
-        found = _earlier(path, module, kernel)
-        if found is not None:
-            return found
-    options = CaptureOptions(device="emulator" if device_kind == "emulator" else "cuda", kernel=_pattern(kernel))
+    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do next."""
+    found = find_or_make_all(
+        path,
+        module,
+        build,
+        device_kind,
+        kernels=[kernel] if kernel else None,
+        args=args,
+        run_command=run_command,
+        on_event=on_event,
+        cancelled=cancelled,
+    )
+    return found[0]
+
+
+def find_or_make_all(
+    path: Path,
+    module: Module,
+    build: Build,
+    device_kind: str,
+    *,
+    kernels: Sequence[str] | None = None,
+    args: tuple[str, ...] = (),
+    run_command: tuple[str, ...] | None = None,
+    on_event: OnEvent | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> list[Workload]:
+    """The inputs of every kernel of the file (or of `kernels`) that has some: what was captured before, else what one
+    run of the program gives, else synthetic ones for a single kernel. Never empty: NoInputs says what to do next.
+    """
+    names = list(kernels) if kernels else [k.id for k in module.kernels]
+    if not names:
+        raise NoInputs(f"there is no kernel in {path.name}")
+    fresh = bool(args) or run_command is not None
+    found = [] if fresh else _earlier(path, module, names)
+    if found:
+        return found
+    options = CaptureOptions(
+        device="emulator" if device_kind == "emulator" else "cuda",
+        kernel="|".join(rf"\b{re.escape(name.split('::')[-1])}\b" for name in names),
+    )
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
     elif module.has_main:
         build_and_run(path, list(args), build, options, on_event=on_event, cancelled=cancelled)
-    found = _earlier(path, module, kernel)
-    if found is not None:
+    found = _earlier(path, module, names)
+    if found:
         return found
-    return synthesize.synthesize(module, module.kernel(kernel or _only(module)), directory=path.parent)
+    if len(names) == 1:
+        return [synthesize.synthesize(module, module.kernel(names[0]), directory=path.parent)]
+    raise NoInputs(f"no kernel of {path.name} has inputs: run `cuda-agent capture -- <your run command>` first")
 
 
 def read_source(path: Path) -> str:
@@ -57,22 +94,14 @@ def read_source(path: Path) -> str:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _earlier(path: Path, module: Module, kernel: str | None) -> Workload | None:
+def _earlier(path: Path, module: Module, kernels: Sequence[str]) -> list[Workload]:
+    """Captures and specs that are there already, in the order of the file."""
     toml = path.parent / "kernels.toml"
-    for name in [kernel] if kernel else [k.id for k in module.kernels]:
-        found = bundle.find(path, name)
-        if found is not None:
-            return found
-        if toml.is_file() and (written := spec.load(toml, module, module.kernel(name))) is not None:
-            return written
-    return None
-
-
-def _pattern(kernel: str | None) -> str | None:
-    return rf"\b{kernel.split('::')[-1]}\b" if kernel else None
-
-
-def _only(module: Module) -> str:
-    if not module.kernels:
-        raise NoInputs("there is no kernel in this file")
-    return module.kernels[0].id
+    found = []
+    for name in kernels:
+        workload = bundle.find(path, name)
+        if workload is None and toml.is_file():
+            workload = spec.load(toml, module, module.kernel(name))
+        if workload is not None:
+            found.append(workload)
+    return found

@@ -22,8 +22,8 @@ from cuda_agent.agent.policies import Policy, State, Step
 from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, NoInputs, SourceError
-from cuda_agent.inputs import find_or_make, read_source
+from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, SourceError
+from cuda_agent.inputs import find_or_make, find_or_make_all, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json
 from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
@@ -363,28 +363,16 @@ def optimize_all(
     build = find_build(request.path)
     outcomes: list[Outcome] = []
     with open_device(request.device) as device:
-        workloads = []
-        for kernel in module.kernels:
-            try:
-                workloads.append(
-                    find_or_make(
-                        request.path,
-                        module,
-                        kernel.id,
-                        build,
-                        device.info.kind,
-                        args=request.args,
-                        run_command=request.run_command,
-                        on_event=say,
-                        cancelled=cancelled,
-                    )
-                )
-            except NoInputs as error:
-                say({"event": "log", "message": f"{kernel.name}: {error}"})
-        if not workloads:
-            raise NoInputs(
-                f"no kernel of {request.path.name} has inputs: run `cuda-agent capture -- <your run command>` first"
-            )
+        workloads = find_or_make_all(
+            request.path,
+            module,
+            build,
+            device.info.kind,
+            args=request.args,
+            run_command=request.run_command,
+            on_event=say,
+            cancelled=cancelled,
+        )
         share = request.budget_s / len(workloads)
         for workload in workloads:
             one = replace(request, kernel=workload.kernel, budget_s=share, text=text)
