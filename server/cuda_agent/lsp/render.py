@@ -49,7 +49,7 @@ def proposal_title(proposal: Proposal) -> str:
     if proposal.state == "stale":
         return "stale: the kernel changed since, verify again"
     if verdict.status != "verified":
-        return f"{verdict.status}: {_why(proposal)}" if _why(proposal) else verdict.status
+        return f"{verdict.status}: {_why(proposal)}" if _why(proposal) else "not fully verified: verify it again"
     if verdict.timing is not None:
         timing = verdict.timing
         interval = f"[{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]"

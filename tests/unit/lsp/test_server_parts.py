@@ -1,0 +1,133 @@
+"""Trust, documents, client capabilities, titles: the parts of the server that need no connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from lsprotocol import types
+
+from cuda_agent.lsp import render
+from cuda_agent.lsp.client import Client
+from cuda_agent.lsp.documents import Documents
+from cuda_agent.lsp.handlers import code_action, sync
+from cuda_agent.lsp.trust import Trust, trust_file
+from cuda_agent.model import Candidate, GateResult, Proposal, Timing, Verdict
+
+
+def test_trust_is_remembered_for_a_folder_and_all_below(tmp_path: Path) -> None:
+    file = tmp_path / "config" / "trust.json"
+    root = tmp_path / "project"
+    assert Trust(root, file).trusted is False
+    Trust(root, file).remember(True)
+    assert Trust(root, file).trusted is True
+    assert Trust(root / "sub" / "deeper", file).trusted is True
+    assert Trust(tmp_path, file).trusted is False
+    Trust(root / "sub", file).remember(False)
+    assert Trust(root / "sub" / "deeper", file).trusted is False
+    assert json.loads(file.read_text()) == {str(root): True, str(root / "sub"): False}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"/": "yes"}', "\x00"])
+def test_a_broken_trust_file_trusts_nothing(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "trust.json"
+    file.write_text(content)
+    assert Trust(tmp_path, file).trusted is False
+
+
+def test_trust_that_cannot_be_written_holds_for_the_session(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("")
+    trust = Trust(tmp_path, tmp_path / "config" / "trust.json")
+    trust.remember(True)
+    assert trust.trusted is True
+
+
+def test_the_trust_file_is_the_persons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert trust_file() == tmp_path / "cuda-agent" / "trust.json"
+
+
+def encodings(*offered: str) -> types.ClientCapabilities:
+    return types.ClientCapabilities(general=types.GeneralClientCapabilities(position_encodings=list(offered)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [((), "utf-16"), (("utf-16",), "utf-16"), (("utf-16", "utf-8"), "utf-8"), (("utf-32", "utf-16"), "utf-16")],
+)
+def test_utf8_where_it_is_offered(offered: tuple[str, ...], chosen: str) -> None:
+    assert Client(encodings(*offered)).encoding == chosen
+
+
+def test_a_bare_client_can_nothing_and_is_asked_for_nothing() -> None:
+    client = Client()
+    assert client.encoding == "utf-16"
+    can = [client.applies_edits, client.progress, client.refreshes_lenses, client.action_literals, client.configuration]
+    assert not any(can)
+    assert not client.custom("job")
+    assert not client.says_trust
+
+
+def test_changes_of_one_message_apply_in_order() -> None:
+    documents = Documents("utf-16")
+    file = documents.open(types.TextDocumentItem("file:///a.cu", "cuda", 1, "a🚀b\r\nc\n"))
+    before = file.document
+
+    def partial(line: int, start: int, end: int, text: str) -> types.TextDocumentContentChangePartial:
+        where = types.Range(types.Position(line, start), types.Position(line, end))
+        return types.TextDocumentContentChangePartial(where, text)
+
+    changes = [partial(0, 3, 4, "B"), partial(0, 1, 3, ""), partial(1, 0, 1, "C")]
+    params = types.DidChangeTextDocumentParams(
+        types.VersionedTextDocumentIdentifier(version=7, uri="file:///a.cu"), changes
+    )
+    documents.change(params)
+    assert (file.document.text, file.document.version) == ("aB\r\nC\n", 7)
+    assert before.text == "a🚀b\r\nc\n"  # a snapshot never changes
+
+
+def test_synchronisation_is_synchronous() -> None:
+    """An asynchronous handler would see a later text than its version."""
+    for handler in (sync.did_open, sync.did_change, sync.did_close, sync.did_save):
+        assert not asyncio.iscoroutinefunction(handler)
+
+
+@pytest.mark.parametrize(
+    ("kind", "only", "shown"),
+    [
+        ("source.cudaAgent.capture", [], True),
+        ("source.cudaAgent.capture", ["source"], True),
+        ("source.cudaAgent.capture", ["source.cudaAgent.capture"], True),
+        ("source.cudaAgent.capture", ["source.cuda"], False),
+        ("source.cudaAgent.capture", ["quickfix", "refactor"], False),
+        ("refactor.rewrite.cudaAgent.optimize", ["refactor.rewrite"], True),
+        ("refactor.rewrite.cudaAgent.optimize", [""], True),
+    ],
+)
+def test_kinds_form_a_tree(kind: str, only: list[str], shown: bool) -> None:
+    assert code_action.wanted(kind, only) is shown
+
+
+def shown(verdict: Verdict, state: str = "fresh") -> str:
+    candidate = Candidate("k", "", "", (), "rule:r")
+    return render.proposal_title(Proposal("1", "u", "k", "h", candidate, verdict, "", state))  # type: ignore[arg-type]
+
+
+def test_titles_claim_no_more_than_the_verdict() -> None:
+    timing = Timing(2.309, (2.27, 2.35), 10, 4, "NVIDIA H200", "FASTER")
+    verified = Verdict("verified", "replayed", (), "captured", timing=timing)
+    assert shown(verified) == "2.31× [2.27, 2.35] verified on NVIDIA H200"
+    emulated = Verdict("verified", "emulated", (), "c", traffic={"sectors_before": 800.0, "sectors_after": 104.0})
+    assert shown(emulated) == "verified on the emulator · predicted sectors −87 % · not measured"
+    assert "×" not in shown(emulated)
+    assert shown(verified, "stale") == "stale: the kernel changed since, verify again"
+    rejected = Verdict("rejected", "emulated", (GateResult("G3", "outputs", "fail", "out[3] differs"),), "c")
+    assert shown(rejected) == "rejected: G3 outputs: out[3] differs"
+    assert shown(Verdict("undecided", "none", (), "c")) == "not fully verified: verify it again"
+
+
+def test_code_with_backticks() -> None:
+    assert render.code("a\n  b") == "`a b`"
+    assert render.code("a`b") == "``a`b``"
