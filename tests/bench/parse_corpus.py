@@ -154,11 +154,15 @@ def definition_at(text: str, stream: list[tuple[str, int]], index: int) -> Defin
 
 
 def before_template(stream: list[tuple[str, int]], at: int) -> str | None:
-    depth = 0
+    """The token in front of the `<` that the `>` at `at` closes; `<` and `>` inside parentheses are comparisons."""
+    angle = paren = 0
     while at > 0:
-        depth += (stream[at][0] == ">") - (stream[at][0] == "<")
+        token = stream[at][0]
+        paren += (token == ")") - (token == "(")
+        if paren == 0:
+            angle += (token == ">") - (token == "<")
         at -= 1
-        if depth == 0:
+        if angle == 0 and paren == 0:
             return stream[at][0]
     return None
 
