@@ -40,6 +40,7 @@ class Baseline:
     """The original on one launch. Tuples have an entry a buffer, then one a global."""
 
     seconds: float  # of one launch, by the worker's clock
+    traced_seconds: float  # the same with tracing, on the emulator
     replay: str  # how the program's own result came out again, in words
     spread: tuple[float, ...]  # largest absolute difference between two runs
     deterministic: bool
@@ -65,7 +66,7 @@ def of(case: Case, index: int) -> Baseline:
         sha256(case.original),
         case.original_binary.sha256,
         str(case.workload.root),
-        launch.seq,
+        launch,
         index,
         case.options.traffic,
     )
@@ -195,7 +196,11 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
     limits = [2 * spread for spread in replayed.spread]
     poison = poison_of(case, index, tried, 0)
     outputs = [b for b in range(len(case.slots(index))) if b in tried or replayed.changed[b]]
-    masks = [{"buffer": b, "dtype": dtype, **mask(b, tried, replayed.changed)} for b, dtype in enumerate(kinds)]
+    # Compared where the poison is gone or the plain run changed bytes: poison that went through a sum is poison again.
+    masks = [
+        {"buffer": b, "dtype": dtype, **({"mask": "either"} if b in tried else mask(b, tried, replayed.changed))}
+        for b, dtype in enumerate(kinds)
+    ]
     nulls = [(kind, b, entry) for b in outputs for kind, entry in _null_entries(case, index, b, tried, replayed)]
     steps = [
         *case.load_steps(candidate=False),
@@ -203,6 +208,8 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
         jobs.changed_step("plain", "changed"),
         case.original_launch("poisoned", index, poison=poison, trace=case.emulated and case.options.traffic),
         jobs.unpoisoned_step("poisoned", "written"),
+        jobs.changed_step("plain", "either"),
+        jobs.unpoisoned_step("poisoned", "either", join="or"),
         jobs.compare_step("plain", "poisoned", masks),
         jobs.compare_step("poisoned", "poisoned", [entry for _, _, entry in nulls]),
     ]
@@ -212,7 +219,7 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
         if tried:  # a poisoned index faults: then it is no pure output
             return None
         raise WorkloadError(f"the original kernel crashed on {case.launch_name(index)} after running twice") from error
-    _, _, _, launched, _, compared, null = need(results, "the original kernel cannot be replayed")
+    _, _, _, launched, *_, compared, null = need(results, "the original kernel cannot be replayed")
     if not all(numeric.accepts(row, limits[row["buffer"]]) for row in compared["buffers"]):
         return None
     rows = [(kind, b, row) for (kind, b, _), row in zip(nulls, null["buffers"], strict=True)]
@@ -222,6 +229,7 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
         if kind == "writes zeros":  # the distance from zero is the magnitude
             written[b], max_ref[b] = row["compared"], row["max_abs"]
     return {
+        "traced_seconds": launched["seconds"],
         "written": tuple(written),
         "poisoned": frozenset(b for b in tried if written[b]),
         "max_ref": tuple(max_ref),

@@ -99,7 +99,7 @@ class Case:
 
     @cached_property
     def candidate_binary(self) -> Binary:
-        return self.device.compile(self.build, self.candidate.text)
+        return self.device.compile(self.build, self.candidate.text, untrusted=self.candidate.origin.startswith("model"))
 
     def kernel_in(self, binary: Binary, launch: Launch) -> str:
         """Mangled name of the launched kernel in a binary. Raises WorkloadError when it is not there."""
@@ -222,8 +222,10 @@ class Case:
 
     def deadline(self, index: int, launches: int) -> float:
         """Seconds for a job with that many launches of the candidate beside as many of the original."""
-        measured = self.baseline(index).seconds
-        return min(self.options.deadline_s, 10 + self.options.slower_deadline * measured * launches)
+        base, slower = self.baseline(index), self.options.slower_deadline
+        if self.emulated:  # barriers cost fibers there, and tracing is slow
+            return min(self.options.deadline_s, 20 + slower * (3 * base.seconds * launches + base.traced_seconds))
+        return min(self.options.deadline_s, 10 + slower * base.seconds * launches)
 
     @property
     def times(self) -> Times:

@@ -16,6 +16,7 @@ class JudgeOptions:
     accept_slower_shapes: bool = False  # G12: a win may be > 2 % slower at some captured shape
     max_launches: int = 4  # judged, distinct shapes first
     max_timed: int = 4  # timed
+    poisons: int = 2  # G3: patterns, one run each
     repeats: int = 3  # G6
     rounds: int = 30  # timing rounds of four samples
     min_us: float = 20.0  # a sample times at least this long (a batch of launches below it)

@@ -36,7 +36,7 @@ class Outcome:
 def observe(case: Case, index: int) -> Outcome:
     """Run original and candidate on launch `index`. Raises what is not the candidate's doing (see `case.py`)."""
     base = case.baseline(index)
-    patterns = (0, 1) if base.poisoned else (0,)
+    patterns = tuple(range(case.options.poisons)) if base.poisoned else (0,)
     trace = case.emulated and case.options.traffic
     steps = case.load_steps()
     blocks = []
@@ -52,7 +52,7 @@ def observe(case: Case, index: int) -> Outcome:
             candidate=True,
         )
     except WorkerDied as error:
-        if error.module == case.original_binary.sha256 != case.candidate_binary.sha256:
+        if error.module != case.candidate_binary.sha256:  # the original's, or the machine's doing
             raise
         return Outcome(index, _fault(case, index, error), crashed=True)
     load = results[1]

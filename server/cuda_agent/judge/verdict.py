@@ -60,11 +60,14 @@ def quick(
     cancelled: Callable[[], bool] | None = None,
     module: Module | None = None,
 ) -> Verdict:
-    """For a search: G0 to G4 and, on a GPU, a short timing. Its record says so (`quick`), and it is not for showing:
-    the gates it leaves out are `not-run`."""
+    """For a search: G0 to G4 with one poison pattern and, on a GPU, a short timing. Its record says so (`quick`), and
+    it is not for showing: the gates it leaves out are `not-run`."""
     base = options or JudgeOptions()
     short = replace(
-        base, rounds=min(base.rounds, QUICK_ROUNDS), timing_budget_s=min(base.timing_budget_s, QUICK_BUDGET_S)
+        base,
+        rounds=min(base.rounds, QUICK_ROUNDS),
+        timing_budget_s=min(base.timing_budget_s, QUICK_BUDGET_S),
+        poisons=1,
     )
     case = _case(device, build, workload, original, candidate, short, cancelled, module)
     results = _ask(case, GATES, on_event, quick=True)

@@ -52,7 +52,8 @@ def _out_of_bounds(outcome: Outcome) -> bool:
 def _detail(case: Case, outcomes: list[Outcome]) -> str:
     rows = [row for outcome in outcomes for row in outcome.compared]
     poisoned = any(case.baseline(outcome.launch).poisoned for outcome in outcomes)
-    how = "poisoned twice" if poisoned else "read and written in place"
+    times = {1: "once", 2: "twice"}.get(case.options.poisons, str(case.options.poisons))
+    how = f"poisoned {times}" if poisoned else "read and written in place"
     worst = max(rows, key=lambda row: (row.klass != "bit-exact", row.result["max_abs"]), default=None)
     if worst is None or worst.klass == "bit-exact":
         return f"bit-equal outputs on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"

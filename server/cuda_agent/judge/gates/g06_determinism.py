@@ -77,6 +77,8 @@ class Determinism:
         try:
             results = case.run(steps, deadline_s=deadline, tag="repeating the candidate", candidate=True)
         except WorkerDied as error:
+            if error.module != case.candidate_binary.sha256:
+                raise
             return f"a repeat of the candidate crashed: {error}"
         need(results, "repeating the candidate failed")
         return [row for result in results if "first" not in result for row in _rows(result)]
