@@ -215,8 +215,12 @@ def _start(lexed: Lexed, marker: int) -> tuple[int, list[_Item]]:
     """Where the definition begins, and the tokens in front of `__global__` back to something that cannot be a macro."""
     code = lexed.code
     boundary = max(code.rfind(byte, 0, marker) for byte in (b";", b"{", b"}")) + 1
-    extern = code.rfind(b"template", boundary, marker)
-    if extern < 0 and code[boundary - 1 : boundary] == b"}" and b"template" in code[max(0, boundary - 2000) : boundary]:
+    template = code.rfind(b"template", boundary, marker)
+    if (
+        template < 0
+        and code[boundary - 1 : boundary] == b"}"
+        and b"template" in code[max(0, boundary - 2000) : boundary]
+    ):
         # a template header with braces in a default argument
         boundary = _template_before(code, boundary, marker) or boundary
     at = boundary
