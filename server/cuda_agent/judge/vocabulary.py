@@ -36,6 +36,9 @@ PRECISION: dict[str, re.Pattern[str]] = {
     ),
 }
 
+# Types whose names people also give to variables (`int half = n / 2`): they count as types only.
+ALSO_NAMES = frozenset(("half", "half1", "half2", "tf32", "bf16", "ftz"))
+
 _MATH = (
     "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc "
     "erfcinv erfcx erfinv exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax fmin fmod frexp hypot ilogb isfinite "

@@ -90,6 +90,7 @@ GOOD = {
         BODY,
         "    auto t = cg::tiled_partition<32>(cg::this_thread_block());\n    b[i] = t.shfl_down(a[i], 1); t.sync();\n",
     ),
+    "a variable named half": change(BODY, "    int half = n / 2;\n    b[i] = half * a[i];\n"),
     "lambda": change(BODY, "    auto f = [](float x) { return x * 2; };\n    b[i] = f(a[i]);\n"),
 }
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from tree_sitter import Node
 
 from ...model import GateResult, LaunchSite
-from ...source.tree import callee, calls
+from ...source.tree import callee, calls, walk
 from .. import vocabulary
 from ..case import Case
 from ..edit_tokens import Selection, Token, select
@@ -173,12 +173,14 @@ def _flat(*texts: str) -> str:
 def _words(before: Selection, after: Selection, allow: frozenset[str]) -> Iterator[str]:
     old, new = _counts(before.device_tokens), _counts(after.device_tokens)
     state = _device_variables(after)
+    types = {_text(node) for span in after.device_spans for node in walk(after.module.node(span), "type_identifier")}
     for word in sorted(new):
         if new[word] > old[word] and (why := vocabulary.forbidden(word)):
             yield f"new `{word}` in device code: {why}"
         if word in old:
             continue
-        if kind := vocabulary.downgrade(word, allow):
+        kind = vocabulary.downgrade(word, allow)
+        if kind and (word not in vocabulary.ALSO_NAMES or word in types):
             yield f"new `{word}` in device code: {kind} is a precision downgrade that needs the person's opt-in"
         if word in state:
             yield f"device code newly uses the global `{word}`"

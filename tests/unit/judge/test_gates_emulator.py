@@ -1,0 +1,260 @@
+"""The gates over a real compiler and real kernels: tests/corpus/softmax_rows.cu and wrong versions of it, on the
+emulator and, where there is one, on a GPU. Nothing is mocked."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuda_agent import judge, rewrite
+from cuda_agent.device import Device, open_device
+from cuda_agent.errors import DeviceError, ToolchainError
+from cuda_agent.judge import JudgeOptions
+from cuda_agent.model import Arg, Buffer, Build, Candidate, Launch, LaunchMap, Pointer, Verdict, Workload
+from cuda_agent.source import edits
+from cuda_agent.workload.bundle import BlobStore
+
+FILE = Path(__file__).parent.parent.parent / "corpus" / "softmax_rows.cu"
+ORIGINAL = FILE.read_text()
+ROWS, COLUMNS, BLOCK = 40, 33, 32
+OPTIONS = JudgeOptions(rounds=8, timing_budget_s=1.0)
+
+
+@pytest.fixture(scope="module", params=["emulator", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    try:
+        opened = open_device(request.param)
+        opened.compile(Build(FILE, FILE.parent, "nvcc", (), "default"), ORIGINAL)
+    except (DeviceError, ToolchainError) as error:
+        pytest.skip(f"{request.param} cannot be used here: {error}")
+    with opened:
+        yield opened
+
+
+def workload(folder: Path, columns: int = COLUMNS) -> Workload:
+    """One launch of softmax_rows on random rows; the output buffer starts as zeros."""
+    blobs, count, source = BlobStore(folder / "blobs"), ROWS * columns, random.Random(7)
+    values = struct.pack(f"{count}f", *(source.uniform(-8, 8) for _ in range(count)))
+    buffers = (
+        Buffer(0x1000, 4 * count, blobs.put(values), None),
+        Buffer(0x90000, 4 * count, blobs.put(bytes(4 * count)), None),
+    )
+    pointers = [Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in range(2)]
+    numbers = [Arg(16 + 4 * at, size.to_bytes(4, "little")) for at, size in enumerate((ROWS, columns))]
+    launch = Launch(
+        "_Z12softmax_rowsPKfPfii",
+        "softmax_rows(float const*, float*, int, int)",
+        (-(-ROWS // BLOCK), 1, 1),
+        (BLOCK, 1, 1),
+        0,
+        (*pointers, *numbers),
+        buffers,
+    )
+    return Workload("softmax_rows", "captured", (launch,), folder, folder / "blobs", "")
+
+
+def changed(*pairs: tuple[str, str]) -> str:
+    text = ORIGINAL
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def judged(device: Device, folder: Path, text: str, launch: LaunchMap | None = None, columns: int = COLUMNS) -> Verdict:
+    candidate = Candidate(
+        "softmax_rows",
+        ORIGINAL,
+        text,
+        edits.minimal(ORIGINAL, text),
+        "test",
+        "reassociated",
+        launch or LaunchMap(),
+        id=hashlib.sha256(text.encode()).hexdigest()[:12],
+    )
+    build = Build(FILE, FILE.parent, "nvcc", (), "default")
+    return judge.judge(device, build, workload(folder, columns), ORIGINAL, candidate, options=OPTIONS)
+
+
+def stopped_by(verdict: Verdict) -> str:
+    return next((gate.id for gate in verdict.gates if gate.status == "fail" or gate.undecided), "")
+
+
+def says(verdict: Verdict) -> str:
+    return "\n".join(f"{gate.id} {gate.status} {gate.detail}" for gate in verdict.gates)
+
+
+BODY = ORIGINAL[ORIGINAL.index("    int row =") : ORIGINAL.index("static void softmax_reference")].rstrip()[:-1]
+# One block a row, a tree reduction in shared memory. `BARRIER` marks the barrier that a mutant leaves out.
+BLOCK_A_ROW = """\
+    __shared__ float s[64];
+    int row = blockIdx.x;
+    int t = threadIdx.x;
+    float largest = in[row * cols];
+    for (int c = t; c < cols; c += blockDim.x)
+        largest = fmaxf(largest, in[row * cols + c]);
+    s[t] = largest;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+        if (t < half)
+            s[t] = fmaxf(s[t], s[t + half]);
+        BARRIER
+    }
+    largest = s[0];
+    __syncthreads();
+    float sum = 0.0f;
+    for (int c = t; c < cols; c += blockDim.x)
+        sum += expf(in[row * cols + c] - largest);
+    s[t] = sum;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+        if (t < half)
+            s[t] += s[t + half];
+        BARRIER
+    }
+    sum = s[0];
+    for (int c = t; c < cols; c += blockDim.x)
+        out[row * cols + c] = expf(in[row * cols + c] - largest) / sum;
+"""
+SITE = ("softmax_rows<<<grid, block>>>", "softmax_rows<<<rows, 64>>>")
+ONE_BLOCK_A_ROW = LaunchMap(grid=(str(ROWS), "1", "1"), block=("64", "1", "1"))
+
+MUTANTS: dict[str, tuple[str, LaunchMap | None, tuple[str, ...]]] = {
+    "last element not written": (
+        changed(
+            (
+                "        out[row * cols + c] = e;\n",
+                "        if (row != rows - 1 || c != cols - 1)\n            out[row * cols + c] = e;\n",
+            ),
+            (
+                "        out[row * cols + c] /= sum;\n",
+                "        if (row != rows - 1 || c != cols - 1)\n            out[row * cols + c] /= sum;\n",
+            ),
+        ),
+        None,
+        ("G3",),
+    ),
+    "out-of-bounds write by one": (
+        changed(
+            ("    float sum = 0.0f;\n", "    if (row == 0)\n        out[rows * cols] = 1.0f;\n    float sum = 0.0f;\n")
+        ),
+        None,
+        ("G4",),
+    ),
+    "plus for minus": (changed(("+ c] - largest", "+ c] + largest")), None, ("G3",)),
+    "missing barrier": (
+        changed((BODY, BLOCK_A_ROW.replace("BARRIER", ";")), SITE),
+        ONE_BLOCK_A_ROW,
+        ("G3", "G6", "G7"),
+    ),
+    "zeros": (
+        changed(("= e;", "= 0.0f;"), ("out[row * cols + c] /= sum", "out[row * cols + c] = 0.0f")),
+        None,
+        ("G3",),
+    ),
+    "ones": (changed(("out[row * cols + c] /= sum", "out[row * cols + c] = 1.0f")), None, ("G3",)),
+    "first rows only": (changed(("if (row >= rows)", "if (row >= rows - 8)")), None, ("G3",)),
+    "does not compile": (changed(("float e =", "floot e =")), None, ("G1",)),
+    "fast-math": (changed(("expf(in", "__expf(in")), None, ("G0",)),
+    "prints": (changed(("    float sum = 0.0f;\n", '    float sum = 0.0f;\n    printf("x");\n')), None, ("G0",)),
+    "writes an input": (
+        changed(("    float sum = 0.0f;\n", "    ((float *)in)[row] = 0.0f;\n    float sum = 0.0f;\n")),
+        None,
+        ("G3",),
+    ),
+    "uninitialised shared memory": (
+        changed(
+            (
+                "    float sum = 0.0f;\n",
+                "    __shared__ float s[64];\n    float sum = s[threadIdx.x + 32] == 12345.0f ? 1e-30f : 0.0f;\n",
+            )
+        ),
+        None,
+        ("G7",),
+    ),
+}
+EMULATOR_ONLY = {
+    "uninitialised shared memory",
+    "missing barrier",
+}  # a GPU may get away with it: compute-sanitizer is a later gate
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_rejected_by_the_right_gate(device: Device, tmp_path: Path, name: str) -> None:
+    if name in EMULATOR_ONLY and device.info.kind != "emulator":
+        pytest.skip("needs a race checker on this device")
+    text, launch, gates = MUTANTS[name]
+    verdict = judged(device, tmp_path, text, launch)
+    assert verdict.status == "rejected", says(verdict)
+    assert stopped_by(verdict) in gates, says(verdict)
+    assert not verdict.faster
+
+
+def test_the_last_element_is_named(device: Device, tmp_path: Path) -> None:
+    verdict = judged(device, tmp_path, MUTANTS["last element not written"][0])
+    assert f"out[{ROWS * COLUMNS - 1}]" in verdict.gates[3].detail
+
+
+def test_a_block_a_row_is_verified(device: Device, tmp_path: Path) -> None:
+    text = changed((BODY, BLOCK_A_ROW.replace("BARRIER", "__syncthreads();")), SITE)
+    verdict = judged(device, tmp_path, text, ONE_BLOCK_A_ROW)
+    assert verdict.status == "verified", says(verdict)
+    assert verdict.numeric == "reassociated"
+    if device.info.kind == "emulator":
+        assert verdict.level == "emulated"
+        assert verdict.timing is None
+        assert "not measured" in judge.headline(verdict)
+        assert 0 < verdict.traffic["sectors_after"] < verdict.traffic["sectors_before"]
+        assert {gate.id for gate in verdict.gates if gate.status == "not-run"} == {
+            "G5", "G8", "G9", "G10", "G11", "G12", "G13"
+        }  # fmt: skip
+    else:
+        assert verdict.level == "replayed"
+        assert verdict.timing is not None
+
+
+def test_the_rule_for_rows_is_verified(device: Device, tmp_path: Path) -> None:
+    work = workload(tmp_path)
+    context = rewrite.Context.make(FILE, ORIGINAL, "softmax_rows", work, device.info)
+    made = next(c for c in rewrite.candidates(context) if "row-per-warp" in c.origin)
+    build = Build(FILE, FILE.parent, "nvcc", (), "default")
+    verdict = judge.judge(device, build, work, ORIGINAL, made, options=OPTIONS)
+    assert verdict.status == "verified", says(verdict)
+
+
+@pytest.mark.parametrize("rename", [False, True])
+def test_the_identical_kernel_is_no_change(device: Device, tmp_path: Path, rename: bool) -> None:
+    verdict = judged(
+        device,
+        tmp_path,
+        changed(("largest", "biggest")).replace("biggest relative", "largest relative") if rename else ORIGINAL,
+    )
+    assert verdict.status == "verified", says(verdict)
+    assert verdict.numeric == "bit-exact"
+    assert not verdict.faster
+
+
+def test_one_column_is_too_weak(device: Device, tmp_path: Path) -> None:
+    """A softmax over one column is all ones."""
+    verdict = judged(device, tmp_path, changed(("largest = fmaxf", "largest = fmaxf")), columns=1)
+    assert verdict.status == "undecided"
+    assert stopped_by(verdict) == "G2"
+    assert "writes ones" in verdict.gates[2].detail
+
+
+def test_quick_on_the_emulator_counts_traffic(device: Device, tmp_path: Path) -> None:
+    if device.info.kind != "emulator":
+        pytest.skip("the emulator's own")
+    text = changed((BODY, BLOCK_A_ROW.replace("BARRIER", "__syncthreads();")), SITE)
+    candidate = Candidate(
+        "softmax_rows", ORIGINAL, text, edits.minimal(ORIGINAL, text), "test", "reassociated", ONE_BLOCK_A_ROW
+    )
+    build = Build(FILE, FILE.parent, "nvcc", (), "default")
+    verdict = judge.quick(device, build, workload(tmp_path), ORIGINAL, candidate)
+    assert verdict.status == "verified", says(verdict)
+    assert 0 < verdict.traffic["sectors_after"] < verdict.traffic["sectors_before"]
