@@ -42,6 +42,8 @@ class Configuration:
     args: tuple[tuple[int, bytes], ...]
     regions: tuple[Region, ...]
     trace: bool = False
+    guard: int = 0  # bytes beside each region that belong to nobody: an access there does no harm
+    seed: int = 0  # permutes the order of threads where the device can
 
 
 @dataclass(slots=True)

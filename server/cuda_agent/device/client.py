@@ -24,7 +24,7 @@ from cuda_agent.device.transports import Channel, PipeTransport, Transport
 from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
 from cuda_agent.model import Binary, Build
 
-START_S = 60.0  # a first CUDA context on a cold host can take many seconds
+START_S = 120.0  # a first CUDA context, and cupy compiling its kernels for the first time, take many seconds
 REAP_S = 5.0
 # Ends that are the binary's doing. SIGKILL and SIGTERM from outside (a person, the kernel's out-of-memory killer) are
 # not.

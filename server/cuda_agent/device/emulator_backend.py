@@ -31,7 +31,8 @@ class EmulatorModule:
 
     def __init__(self, native: Any) -> None:
         self.native = native
-        self.kernels: Sequence[str] = [kernel.mangled for kernel in native.kernels()]
+        self.parameters = {k.mangled: list(zip(k.offsets, k.sizes, strict=True)) for k in native.kernels()}
+        self.kernels: Sequence[str] = sorted(self.parameters)
 
 
 class EmulatorBackend:
@@ -106,6 +107,12 @@ class EmulatorBackend:
         if c.kernel not in module.kernels:
             raise StepFailed(f"the binary has no kernel {c.kernel}; it has {', '.join(module.kernels) or 'none'}")
         self._check_limits(c)
+        given, declared = [(at, len(data)) for at, data in c.args], module.parameters[c.kernel]
+        if given != declared:
+            raise StepFailed(
+                f"kernel {c.kernel} takes other parameters than were captured: it declares (offset, size) {declared}, "
+                f"the launch has {given}"
+            )
         try:
             outcome = module.native.launch(
                 c.kernel,
@@ -115,12 +122,13 @@ class EmulatorBackend:
                 parameter_block(c.args),
                 regions=[(region.address, region.size) for region in c.regions],
                 trace=c.trace,
+                seed=c.seed,
+                guard=c.guard,
             )
         except CudaAgentError as error:
             raise StepFailed(str(error)) from error
-        traced = {"findings": jsonable(outcome.findings), "traffic": jsonable(outcome.traffic)} if c.trace else {}
-        if c.trace:
-            traced["written"] = jsonable(outcome.written)
+        kept = ("findings", "traffic", "written", "notes") if c.trace else ()
+        traced = {name: jsonable(getattr(outcome, name)) for name in kept}
         if outcome.error:
             self._failed(c.kernel, outcome.error, traced)
         return Launched(outcome.seconds, traced)

@@ -252,6 +252,8 @@ class Interpreter:
             args=args,
             regions=regions,
             trace=trace,
+            guard=int(step.get("canary", 0)),
+            seed=int(step.get("seed", 0)),
         )
 
     def set_globals(self, step: Mapping[str, Any]) -> None:
