@@ -20,20 +20,14 @@ def main() -> int:
     build = SOURCE.parents[2] / "build"
     build.mkdir(exist_ok=True)
     kind = "emulator" if resolve_device("auto") == "emulator" else "cuda"
-    print(
-        f"Optimising softmax_rows.cu (one thread a row) on {'the emulator: no GPU here' if kind == 'emulator' else 'the GPU'}.",
-        flush=True,
-    )
+    where = "the emulator: no GPU here" if kind == "emulator" else "the GPU"
+    print(f"Optimising softmax_rows.cu (one thread a row) on {where}.", flush=True)
     with tempfile.TemporaryDirectory(prefix="demo-", dir=build) as folder:
         copy = Path(folder) / SOURCE.name
         shutil.copy(SOURCE, copy)
-        code = cli.main(
-            ["optimize", str(copy), "--device", "auto", "--args", SIZES[kind], "--budget", "120", *sys.argv[1:]]
-        )
+        code = cli.main(["optimize", str(copy), "--args", SIZES[kind], "--budget", "120", *sys.argv[1:]])
     if kind == "emulator" and code == 0:
-        print(
-            "\nNot measured: there is no GPU here. On a machine with one, the same command measures and verifies the speed."
-        )
+        print("\nNot measured: there is no GPU here. On a machine with one, the same command measures the speed.")
     return code
 
 

@@ -32,7 +32,8 @@ def find_or_make(
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Workload:
-    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do next."""
+    """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do
+    next."""
     found = find_or_make_all(
         path,
         module,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from cuda_agent import judge
 from cuda_agent.agent.budget import Budget
 from cuda_agent.agent.policies import Policy, State, Step
-from cuda_agent.agent.policies.search import Search
+from cuda_agent.agent.policies.search import GAIN, Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, SourceError
@@ -227,7 +227,7 @@ class _Search:
             (s for s in state.steps if s.score is not None and s.score >= self._worth()), key=lambda s: -(s.score or 0)
         )
         rejected: Outcome | None = None
-        for step in ranked[:5]:
+        for step in dict.fromkeys(self._smallest(step, state) for step in ranked[:5]):
             self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
             verdict = judge.judge(
                 self.device,
@@ -260,6 +260,16 @@ class _Search:
             source_hash=self._hash(),
             steps=tuple(state.steps),
         )
+
+    @staticmethod
+    def _smallest(step: Step, state: State) -> Step:
+        """The candidate without the last edits that gave less than `GAIN` each: a shorter diff for the same speed."""
+        by_id = {s.candidate.id: s for s in state.steps}
+        while (parent := by_id.get(step.candidate.parent or "")) is not None:
+            if parent.score is None or (step.score or 0.0) >= GAIN * parent.score:
+                break
+            step = parent
+        return step
 
     def _outcome(self, step: Step, verdict: Verdict | None, state: State) -> Outcome:
         assert verdict is not None

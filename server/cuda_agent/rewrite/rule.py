@@ -217,6 +217,8 @@ def refuse_damaged(context: Context) -> None:
     """No rule touches a kernel that the parser does not understand whole."""
     if context.kernel.has_error:
         raise RuleRefused(f"{context.kernel.name} has a syntax error: mend it first")
+    if next(syntax.of_type(context.body, "preproc_if", "preproc_ifdef", "preproc_else", "preproc_elif"), None):
+        raise RuleRefused(f"{context.kernel.name} has #if inside: which branch is built is not known from the text")
 
 
 def with_launch(site: LaunchSite, grid: str | None, block: str | None) -> tuple[Edit, ...]:
