@@ -28,6 +28,7 @@ ORDER = [
     ("lsp", "progress"),
     ("report",),
     ("cli",),
+    ("demo",),
 ]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 # The recording compiler of the emulator is run by capture; the emulator's worker runs the device's interpreter.

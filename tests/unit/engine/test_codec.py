@@ -16,7 +16,9 @@ from cuda_agent.model import Assumption, Candidate, Edit, GateResult, LaunchMap,
 def proposal() -> Proposal:
     timing = Timing(2.0, (1.9, 2.1), 10.0, 5.0, "NVIDIA H200", "FASTER", per_launch=(("8×256", 2.0, 1.9, 2.1),))
     gates = (GateResult("G3", "outputs", "pass", "equal", 0.5, {"max_ulp": 1}),)
-    verdict = Verdict("verified", "replayed", gates, "captured: 2 launches", "reassociated", timing, {"sectors_before": 8.0})
+    verdict = Verdict(
+        "verified", "replayed", gates, "captured: 2 launches", "reassociated", timing, {"sectors_before": 8.0}
+    )
     edits = (Edit(Span(3, 4), "x\n𝔸"),)
     candidate = Candidate("k", "abcd", "abcx", edits, "rule:r", "reassociated", LaunchMap(block=("32", "1", "1")))
     return Proposal("1", "file:///a.cu", "k", "h", candidate, verdict, "diff", "accepted")
@@ -27,7 +29,9 @@ def test_a_proposal_survives() -> None:
 
 
 def test_settings_survive() -> None:
-    ask = Optimize("/a.cu", "text", "k", RunSettings("emulator", ("make", "run"), ("4", "8"), 5.0, 3, {"a": [1, None]}), "id")
+    ask = Optimize(
+        "/a.cu", "text", "k", RunSettings("emulator", ("make", "run"), ("4", "8"), 5.0, 3, {"a": [1, None]}), "id"
+    )
     assert from_json(Optimize, json.loads(json.dumps(to_json(ask)))) == ask
 
 
