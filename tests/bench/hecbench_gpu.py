@@ -121,9 +121,8 @@ def main() -> int:
         r["program"] for r in rows if r.get("timing") and r["status"] == "verified" and r["timing"]["ci"][0] > 1.05
     }
     print(table(rows))
-    print(
-        f"\nprograms verified faster with a lower end above 1.05: {len(faster)} of {len(wanted)}: {', '.join(sorted(faster))}"
-    )
+    names = ", ".join(sorted(faster))
+    print(f"\nprograms verified faster with a lower end above 1.05: {len(faster)} of {len(wanted)}: {names}")
     return 0
 
 
