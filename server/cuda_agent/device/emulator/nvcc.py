@@ -2,11 +2,13 @@
 
 `python -m cuda_agent.device.emulator.nvcc -O3 -o main main.cu` makes a program that runs on the CPU. Environment:
 `CUDA_AGENT_OUTPUTS` names a file that gets every path written, one a line; an output that was already there is first
-moved to `<path>.cuda-agent-saved`, so that the person's build can be put back. `CUDA_AGENT_CXX` is the host compiler (g++).
+moved to `<path>.cuda-agent-saved`, so that the person's build can be put back. `CUDA_AGENT_CXX` is the host
+compiler (g++).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -45,8 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def compiler() -> str:
-    return os.environ.get("CUDA_AGENT_CXX", "g++")
+@functools.cache
+def compiler_version() -> str:
+    """First line of g++ --version. Raises ToolMissing."""
+    done = subprocess.run([native.compiler(), "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
 
 
 def standard(asked: str | None) -> str:
@@ -73,15 +78,10 @@ def compile_flags(options: Options, *, traced: bool = False) -> list[str]:
 
 
 def compile_unit(unit: Unit, flags: Sequence[str], extra: Sequence[str], output: Path, directory: Path) -> str:
-    """Run g++ on a translated unit; its warnings. Raises CompileError, or Unsupported when that explains the failure."""
-    command = [compiler(), *flags, "-x", "c++", str(unit.main), "-x", "none", *extra, "-o", str(output)]
-    try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, errors="replace", check=False)
-    except FileNotFoundError as error:
-        raise ToolMissing(f"no C++ compiler {command[0]}: install g++ (Debian: apt install g++)") from error
-    text = done.stderr
-    for copy, original in unit.copies.items():
-        text = text.replace(str(copy), str(original))
+    """Run g++ on a translated unit; its warnings. Raises CompileError, or Unsupported when that explains it."""
+    command = [native.compiler(), *flags, "-x", "c++", str(unit.main), "-x", "none", *extra, "-o", str(output)]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, errors="replace", check=False)
+    text = unit.named(done.stderr)
     if done.returncode != 0:
         if unit.refused:
             raise Unsupported(f"{unit.refused[0]}; use a GPU for this file")
@@ -153,7 +153,7 @@ class _Build:
         if options.shared:
             flags.append("-fPIC")
         includes = [f"-I{name}" for name in options.includes if not (Path(name) / "cuda_runtime_api.h").is_file()]
-        return [f"-I{native.include_dir()}", "-include", "cuda_runtime.h", *flags, *includes, "-w"]
+        return ["-include", "cuda_runtime.h", *flags, *includes, "-w"]
 
     def _link(self) -> int:
         options = self.options
@@ -168,7 +168,7 @@ class _Build:
                 objects.append(name)
         runtime = [str(path) for path in native.runtime_objects()]
         host = [word for word in options.host if word.startswith(("-f", "-p", "-m")) and not word.startswith("-fvis")]
-        command = [compiler(), *objects, *runtime, *host, *options.link, *native.link_flags(options.shared)]
+        command = [native.compiler(), *objects, *runtime, *host, *options.link, *native.link_flags(options.shared)]
         return self._call([*command, "-o", str(output)])
 
     def _preprocess(self) -> int:
@@ -176,13 +176,11 @@ class _Build:
         flags = [*self._flags(), self.options.phase]
         if self.options.phase != "-E":
             flags += ["-MT", self._beside(self._sources()[0], ".o")]
-        command = [compiler(), *flags, "-x", "c++", str(unit.main)]
+        command = [native.compiler(), *flags, "-x", "c++", str(unit.main)]
         done = subprocess.run(
             command, cwd=self.directory, capture_output=True, text=True, errors="replace", check=False
         )
-        text = done.stdout
-        for copy, original in unit.copies.items():
-            text = text.replace(str(copy), str(original))
+        text = unit.named(done.stdout)
         sys.stderr.write(done.stderr)
         if self.options.output:
             self._announce(self.options.output).write_text(text)
@@ -193,7 +191,7 @@ class _Build:
     def _device_link(self) -> int:
         """Device linking has nothing to do here; the object that the build expects is empty."""
         output = self._announce(self.options.output or "a_dlink.o")
-        return self._call([compiler(), "-c", "-x", "c++", "/dev/null", "-o", str(output)])
+        return self._call([native.compiler(), "-c", "-x", "c++", "/dev/null", "-o", str(output)])
 
     def _archive(self) -> int:
         output = self._announce(self.options.output or "a.a")
@@ -252,10 +250,7 @@ class _Build:
         if not any(flag in ("-MD", "-MMD") for flag in flags):
             return
         made = self.directory / flags[flags.index("-MF") + 1] if "-MF" in flags else output.with_suffix(".d")
-        text = made.read_text(encoding="utf-8")
-        for copy, original in unit.copies.items():
-            text = text.replace(str(copy), str(original))
-        made.write_text(text, encoding="utf-8")
+        made.write_text(unit.named(made.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

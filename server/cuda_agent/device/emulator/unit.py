@@ -1,7 +1,7 @@
 """A translation unit for g++: the file and every project header it includes, translated into a private folder.
 
-Headers are translated too because kernels live in them. A directive whose header was translated names the copy by its
-absolute path; every copy begins with `#line 1 "original"`: diagnostics, `__FILE__` and debug lines stay the person's.
+Headers are translated too because kernels live in them. A directive whose header was translated names the copy beside
+it; every copy begins with `#line 1 "original"`: diagnostics, `__FILE__` and debug lines stay the person's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class Unit:
     main: Path
     copies: dict[Path, Path] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
+
+    def named(self, text: str) -> str:
+        """`text` (diagnostics, dependencies) with the person's files in place of the copies."""
+        for copy, original in self.copies.items():
+            text = text.replace(str(copy), str(original))
+        return text
 
 
 def translate_unit(
@@ -80,7 +86,7 @@ class _Walk:
         resolved = self._resolve(name, here, quoted=found.group(2) == '"')
         if resolved is None:
             return found.group()
-        return f'{found.group(1)}"{self.copy(resolved)}"'
+        return f'{found.group(1)}"{self.copy(resolved).name}"'
 
     def _resolve(self, name: str, here: Path, quoted: bool) -> Path | None:
         """The project header a directive means; None for the system's, the toolkit's and the emulator's own."""
