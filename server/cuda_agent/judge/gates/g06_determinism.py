@@ -16,9 +16,9 @@ from ..gate import Needs, failed, passed
 
 class Determinism:
     """The candidate runs again and again from the same bytes; where the original gives the same bits every time, so
-    must the candidate. Where the original varies (float atomics), the candidate may vary by at most twice as much. A
-    race that a few repeats do not lose is not seen here; the emulator's checkers (G7) are for those. The emulator
-    schedules threads the same way every time, so there this gate only catches what reads stale memory."""
+    must the candidate. Where the original varies (float atomics), the candidate may vary by at most twice as much. On the
+    emulator every repeat runs the threads of a block in another order between barriers. A race that a few repeats do
+    not lose is not seen here; the emulator's checkers (G7) are for those."""
 
     id: ClassVar[str] = "G6"
     name: ClassVar[str] = "determinism"
@@ -67,9 +67,9 @@ class Determinism:
             jobs.changed_step("first", "changed"),
             jobs.unpoisoned_step("first", "written"),
         ]
-        for _ in range(case.options.repeats - 1):
+        for turn in range(1, case.options.repeats):
             steps += [
-                case.candidate_launch("again", index, poison=poison),
+                {**case.candidate_launch("again", index, poison=poison), "seed": turn},
                 jobs.compare_step("first", "again", entries),
                 jobs.free_step("again"),
             ]
