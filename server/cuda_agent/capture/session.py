@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -81,6 +82,10 @@ class Session:
         self.on_event: OnEvent = on_event or (lambda event: None)
         self.cancelled: Cancelled = cancelled or (lambda: False)
         self.notes: list[str] = []
+        try:
+            re.compile(self.options.kernel or "")
+        except re.error as error:
+            raise UsageError(f"The kernel filter {options.kernel!r} is not a regular expression: {error}.") from error
         if not self.cwd.is_dir():
             raise UsageError(f"There is no folder {self.cwd} to run in.")
 

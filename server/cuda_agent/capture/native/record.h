@@ -190,7 +190,7 @@ class Recorder {
         launch.wanted = kernel.matches && (select_ != "first" || kernel.recorded < first_) && kernel.skipped < kSkips;
         if (launch.wanted)
             quiet_ = 0;
-        else if (++quiet_ >= (filter_ ? 1 : kQuiet) && stop_ && satisfied())
+        else if (++quiet_, stop_ && satisfied())
             end_program(hold);
         return launch;
     }
@@ -257,7 +257,9 @@ class Recorder {
     }
 
    private:
-    static constexpr int kQuiet = 8;    // launches of complete kernels in a row before an unfiltered program is ended
+    // Launches in a row that nobody wants before the program is ended: a kernel not seen yet may still come. After the longer
+    // wait, kernels that were launched too seldom to be complete count as done.
+    static constexpr long kQuiet = 8, kLongQuiet = 16;
     static constexpr long kSkips = 16;  // after so many failures of one kernel it is left alone
     static constexpr std::size_t kChunk = std::size_t{16} << 20;
 
@@ -337,13 +339,14 @@ class Recorder {
     static std::string stem(const Launch& launch) { return std::to_string(getpid()) + "-" + std::to_string(launch.seq); }
 
     bool satisfied() const {
-        bool any = false;
+        bool any = false, complete = true, some = true;
         for (const auto& [mangled, kernel] : kernels_) {
             if (!kernel.matches) continue;
-            if (kernel.recorded < first_ && kernel.skipped < kSkips) return false;
+            complete &= kernel.recorded >= first_ || kernel.skipped >= kSkips;
+            some &= kernel.recorded > 0 || kernel.skipped > 0;
             any |= kernel.recorded > 0;
         }
-        return any;
+        return any && ((complete && quiet_ >= (filter_ ? 1 : kQuiet)) || (some && quiet_ >= kLongQuiet));
     }
 
     [[noreturn]] void end_program(std::unique_lock<std::mutex>& hold) {

@@ -1,0 +1,275 @@
+"""From a program that records launches to bundles, without a GPU: record.h, processes, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuda_agent import capture as room
+from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, injection, session
+from cuda_agent.errors import Cancelled, CaptureError, UsageError
+from cuda_agent.workload import bundle
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ builds the recording test program")
+
+HERE = Path(__file__).parent
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("recorded") / "program"
+    argv = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{injection.NATIVE}", "-pthread"]
+    subprocess.run([*argv, str(HERE / "recorded_program.cpp"), "-o", str(output)], check=True)
+    return output
+
+
+@pytest.fixture(autouse=True)
+def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program records by itself: neither CUPTI nor a compiler takes part."""
+    monkeypatch.setattr(injection, "build_injection", lambda: Path("/nonexistent/injection.so"))
+    monkeypatch.setattr(session.Session, "_real_nvcc", lambda self: None)
+
+
+def run(folder: Path, *command: object, **options: object) -> CaptureReport:
+    events: list[object] = []
+    return room.capture(
+        [str(word) for word in command],
+        folder,
+        CaptureOptions(device="cuda", **options),  # type: ignore[arg-type]
+        on_event=events.append,
+    )
+
+
+def values(folder: Path, kernel: str, launch: int, buffer: int, after: bool) -> tuple[float, ...]:
+    found = bundle.load(folder / ".cuda-agent" / "captures", kernel)
+    entry = found.launches[launch].buffers[buffer]
+    blobs = entry.after if after else entry.before
+    assert blobs is not None
+    data = bundle.BlobStore(found.blobs).get(blobs)
+    return struct.unpack(f"{len(data) // 4}f", data)
+
+
+def test_launches_become_bundles(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 5)
+    seen = {kernel.kernel: (kernel.launches, kernel.recorded) for kernel in report.kernels}
+    assert seen == {"scale": (5, 2), "ns::end": (1, 1), "nested": (1, 0), "hosted": (1, 0)}
+    made = bundle.load(tmp_path / ".cuda-agent" / "captures", "scale")
+    assert made.device == report.device == "emulator"
+    assert made.command == (str(program), "5")
+    first = made.launches[0]
+    assert (first.grid, first.block, first.demangled) == ((4, 1, 1), (256, 1, 1), "scale(View)")
+    assert [(p.at, p.buffer, p.offset) for p in first.args[0].pointers] == [(0, 0, 0), (8, 1, 12)]
+    assert first.buffers[0].written == ((0, 4),)
+    assert [buffer.size for buffer in first.buffers] == [4000, 20_000_000]
+    assert first.buffers[1].before == first.buffers[1].after
+    assert len(set(first.buffers[1].before)) <= 2  # zeros
+    assert values(tmp_path, "scale", 0, 0, after=False)[:3] == (0, 0, 0)
+    assert values(tmp_path, "scale", 0, 0, after=True)[:3] == (1, 0, 0)
+    assert values(tmp_path, "scale", 1, 0, after=True)[:3] == (1, 2, 0)
+
+
+def test_a_change_at_the_end_of_a_large_buffer_is_seen(tmp_path: Path, program: Path) -> None:
+    run(tmp_path, program, 1, kernel="end")
+    assert values(tmp_path, "ns::end", 0, 0, after=False)[-1] == 0
+    after = values(tmp_path, "ns::end", 0, 0, after=True)
+    assert after[-1] == 7
+    assert set(after[:-1]) == {0}
+
+
+def test_what_is_skipped_says_why(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 1)
+    why = {kernel.kernel: dict(kernel.skipped) for kernel in report.kernels}
+    assert list(why["nested"]) == ["buffer 0 holds device pointers (nested pointers cannot be replayed)"]
+    assert list(why["hosted"]) == ["argument 0 (float const*) points to no device allocation"]
+    with pytest.raises(NothingCaptured, match="limit is 10") as caught:
+        run(tmp_path, program, 1, cap=10)
+    assert caught.value.report.launches == 4
+
+
+def test_the_folder_ignores_itself_and_leaves_no_raw_files(tmp_path: Path, program: Path) -> None:
+    run(tmp_path, program, 1)
+    assert (tmp_path / ".cuda-agent" / ".gitignore").read_text() == "*\n"
+    assert sorted(path.name for path in (tmp_path / ".cuda-agent").iterdir()) == [".gitignore", "captures"]
+
+
+def test_filter(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 3, kernel=r"^scale\(", first=1)
+    assert {kernel.kernel: (kernel.wanted, kernel.recorded) for kernel in report.kernels} == {
+        "scale": (True, 1),
+        "ns::end": (False, 0),
+        "nested": (False, 0),
+        "hosted": (False, 0),
+    }
+
+
+def test_stop_ends_the_program_with_code_0(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 1000, 9, stop=True)
+    assert report.stopped
+    assert report.exit_code == 0
+    assert "launch 1\n" in report.output  # what it printed before is not lost
+    assert len(report.output.splitlines()) < 20
+    filtered = run(tmp_path, program, 1000, 9, stop=True, kernel="scale")
+    assert len(filtered.output.splitlines()) == 2
+
+
+def test_selection_keeps_the_extremes_and_drops_their_rivals(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 4, select="largest", first=1, stop=True)
+    assert {kernel.kernel: kernel.recorded for kernel in report.kernels}["scale"] == 1
+    assert any("runs to its end" in note for note in report.notes)
+
+
+def test_two_processes_of_one_run(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, "sh", "-c", f"{program} 3 && {program} 3")
+    seen = {kernel.kernel: (kernel.launches, kernel.recorded) for kernel in report.kernels}
+    assert seen["scale"] == (6, 4)
+    assert len(bundle.load(tmp_path / ".cuda-agent" / "captures", "scale").launches) == 4
+
+
+def test_a_failing_program(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 2, 3)
+    assert report.exit_code == 3
+    assert any("exit code 3" in note for note in report.notes)
+    with pytest.raises(CaptureError, match=r"exit code 4 and no launch was recorded\.\nwhy"):
+        run(tmp_path, "sh", "-c", "echo why; exit 4")
+    with pytest.raises(CaptureError, match="killed by signal 9"):
+        run(tmp_path, "sh", "-c", "kill -9 $$")
+
+
+def test_nothing_to_see(tmp_path: Path) -> None:
+    with pytest.raises(NothingCaptured, match="launched no kernel"):
+        run(tmp_path, "true")
+    with pytest.raises(CaptureError, match="Cannot start no-such-program"):
+        run(tmp_path, "no-such-program")
+    with pytest.raises(UsageError, match="no command"):
+        run(tmp_path)
+    with pytest.raises(UsageError, match="vulkan"):
+        room.capture(["true"], tmp_path, CaptureOptions(device="vulkan"))
+
+
+def test_events_come_while_the_program_runs(tmp_path: Path, program: Path) -> None:
+    arrived: list[tuple[str, float]] = []
+    start = time.monotonic()
+    room.capture(
+        [str(program), "4", "0", "150"],
+        tmp_path,
+        CaptureOptions(device="cuda"),
+        on_event=lambda event: arrived.append((str(event["type"]), time.monotonic() - start)),
+    )
+    launches = [at for kind, at in arrived if kind == "launch"]
+    end = max(at for kind, at in arrived if kind == "output")
+    assert len(launches) == 5
+    assert launches[0] < end - 0.2
+    assert [kind for kind, _ in arrived].count("bundle") == 2
+
+
+def test_cancel_kills_the_whole_group_and_keeps_the_launches(tmp_path: Path, program: Path) -> None:
+    marker = tmp_path / "child"
+    seen: list[str] = []
+    began = time.monotonic()
+    report = room.capture(
+        ["sh", "-c", f"sleep 60 & echo $! > {marker}; {program} 100000 0 20"],
+        tmp_path,
+        CaptureOptions(device="cuda"),
+        on_event=lambda event: seen.append(str(event["type"])),
+        cancelled=lambda: seen.count("launch") >= 3,
+    )
+    assert report.cancelled
+    assert report.recorded == 3
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        _wait_gone(int(marker.read_text()))
+    with pytest.raises(Cancelled):
+        room.capture(["sleep", "60"], tmp_path, CaptureOptions(device="cuda"), cancelled=lambda: True)
+
+
+def _wait_gone(pid: int) -> None:
+    for _ in range(50):
+        state = Path(f"/proc/{pid}/stat")
+        if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+            raise ProcessLookupError  # dead; whoever is its parent now has not looked yet
+        os.kill(pid, 0)
+        time.sleep(0.1)
+
+
+def test_ctrl_c_keeps_the_launches(tmp_path: Path, program: Path) -> None:
+    count = 0
+
+    def interrupt(event: object) -> None:
+        nonlocal count
+        count += 1
+        if count == 12:
+            signal.raise_signal(signal.SIGINT)
+
+    report = room.capture(
+        [str(program), "100000", "0", "5"], tmp_path, CaptureOptions(device="cuda"), on_event=interrupt
+    )
+    assert report.cancelled
+    assert report.recorded == 3
+
+
+def test_a_timeout(tmp_path: Path, program: Path) -> None:
+    report = run(tmp_path, program, 100000, 0, 10, timeout=0.5)
+    assert any("stopped after 0.5 s" in note for note in report.notes)
+    assert report.recorded == 3
+
+
+def test_the_environment_holds_no_secrets(tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "hush-hush")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    run(tmp_path, program, 1)
+    text = (tmp_path / ".cuda-agent" / "captures" / "scale" / "launch.json").read_text()
+    assert "hush" not in text
+    assert json.loads(text)["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_an_unwritable_folder(tmp_path: Path, program: Path) -> None:
+    (tmp_path / ".cuda-agent").write_text("a file")
+    with pytest.raises(CaptureError, match="Cannot write"):
+        run(tmp_path, program, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, program: Path) -> None:
+    with pytest.raises(CaptureError, match="disk is full"):
+        run(small_disk, program, 1, kernel="end")
+
+
+def test_a_bad_filter_is_said(tmp_path: Path, program: Path) -> None:
+    with pytest.raises(UsageError, match="regular expression"):
+        run(tmp_path, program, 1, kernel="(")
+
+
+def test_raw_lines_are_json(tmp_path: Path, program: Path) -> None:
+    environment = {**os.environ, "CUDA_AGENT_CAPTURE_DIR": str(tmp_path)}
+    subprocess.run([str(program), "3"], env=environment, check=True, capture_output=True)
+    lines = [json.loads(line) for line in (tmp_path / "launches.jsonl").read_text().splitlines()]
+    recorded = [line for line in lines if "args" in line]
+    assert len(recorded) == 4
+    for line in recorded:
+        assert line["skipped"] is None
+        for entry in line["buffers"]:
+            assert (tmp_path / entry["before"]).stat().st_size == entry["size"]
+            assert (tmp_path / entry["after"]).stat().st_size == entry["size"]
+    assert max(line["seen"] for line in lines if "seen" in line) == 3
