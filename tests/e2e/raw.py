@@ -18,7 +18,10 @@ class Raw:
         self.mute: set[str] = set()  # methods of server requests that get no answer
         self._next = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._stderr: list[bytes] = []
+        # Both are read all the time: a full pipe would stop the server, and asyncio sees no end before all is read.
         self._reading = asyncio.create_task(self._read())
+        self._logging = asyncio.create_task(self._log())
 
     @classmethod
     async def start(cls, root: Path, environment: dict[str, str], **initialize: Any) -> Raw:
@@ -82,15 +85,20 @@ class Raw:
         return await self.ended()
 
     async def ended(self, seconds: float = 5.0) -> tuple[int, str]:
-        assert self.process.stderr is not None
         code = await asyncio.wait_for(self.process.wait(), seconds)
-        return code, (await self.process.stderr.read()).decode(errors="replace")
+        await asyncio.wait_for(self._logging, seconds)
+        return code, b"".join(self._stderr).decode(errors="replace")
 
     async def kill(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
         self._reading.cancel()
+
+    async def _log(self) -> None:
+        assert self.process.stderr is not None
+        while chunk := await self.process.stderr.read(1 << 16):
+            self._stderr.append(chunk)
 
     async def _read(self) -> None:
         reader = self.process.stdout
