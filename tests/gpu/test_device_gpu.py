@@ -476,6 +476,20 @@ def test_a_copy_comes_near_the_peak_bandwidth(case: Case) -> None:
     assert 0.7 < share < 1.0
 
 
+def test_a_longer_window_is_quieter(case: Case) -> None:
+    a, b = medians(timed(case, "scale", "scale", 1 << 16, min_us=200))
+    assert a / b == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_fresh_worker_compares_and_times_at_once(case: Case) -> None:
+    """No array operation may be compiled, or look for its headers, in every process."""
+    case.device.restart()
+    started = time.monotonic()
+    timed(case, "scale", "scale", 1 << 10)
+    print(f"\n first timing of a fresh worker: {time.monotonic() - started:.2f} s", end="")
+    assert time.monotonic() - started < 3
+
+
 def test_in_place_a_against_a(case: Case) -> None:
     for n in (1 << 12, 1 << 22):
         result = timed(case, "in_place", "in_place", n, reference="in_place")
