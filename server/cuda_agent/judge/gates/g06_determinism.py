@@ -16,9 +16,9 @@ from ..gate import Needs, failed, passed
 
 class Determinism:
     """The candidate runs again and again from the same bytes; where the original gives the same bits every time, so
-    must the candidate. Where the original varies (float atomics), the candidate may vary by at most twice as much. On the
-    emulator every repeat runs the threads of a block in another order between barriers. A race that a few repeats do
-    not lose is not seen here; the emulator's checkers (G7) are for those."""
+    must the candidate. Where the original varies (float atomics), the candidate may vary by at most twice as much. On
+    the emulator every repeat runs the threads of a block in another order between barriers. A race that a few repeats
+    do not lose is not seen here; the emulator's checkers (G7) are for those."""
 
     id: ClassVar[str] = "G6"
     name: ClassVar[str] = "determinism"

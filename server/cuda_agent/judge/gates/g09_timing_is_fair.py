@@ -27,10 +27,10 @@ class TimingIsFair:
     needs: ClassVar[Needs] = "gpu"
 
     def check(self, case: Case) -> GateResult:
-        complaint = _unfair(case.times.launches)
+        complaint = unfair(case.times.launches)
         if complaint is not None:
             case.remember(measure(case, case.options.seed + 104729))
-            complaint = _unfair(case.times.launches)
+            complaint = unfair(case.times.launches)
         if complaint is not None:
             return not_run(
                 self, f"{complaint}, twice: let the GPU cool or lock its clocks, then judge again", undecided=True
@@ -47,7 +47,8 @@ class TimingIsFair:
         )
 
 
-def _unfair(launches: tuple[LaunchTime, ...]) -> str | None:
+def unfair(launches: tuple[LaunchTime, ...]) -> str | None:
+    """What was not the same for both sides, in words; None when the measurement is fair."""
     for launch in launches:
         timing = launch.timing
         if timing.samples // 4 < MINIMUM_ROUNDS:
