@@ -227,7 +227,8 @@ class _Search:
             (s for s in state.steps if s.score is not None and s.score >= self._worth()), key=lambda s: -(s.score or 0)
         )
         rejected: Outcome | None = None
-        for step in dict.fromkeys(self._smallest(step, state) for step in ranked[:5]):
+        smallest = (self._smallest(step, state) for step in ranked[:5])
+        for step in {step.candidate.id: step for step in smallest}.values():
             self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
             verdict = judge.judge(
                 self.device,
@@ -334,6 +335,8 @@ class _Search:
             "event": "candidate",
             "origin": step.candidate.origin,
             "score": step.score,
+            "candidate": step.candidate,  # with its quick verdict: what a cancelled search has so far
+            "verdict": step.verdict,
             "note": step.note,
             "tried": self.budget.tried,
             "percentage": self._percent(),
