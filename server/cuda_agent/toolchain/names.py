@@ -68,7 +68,7 @@ def _top_level(text: str, wanted: str) -> list[int]:
     return found
 
 
-def _split(demangled: str) -> tuple[str, str]:
+def split(demangled: str) -> tuple[str, str]:
     """(qualified name with template arguments, parameter list); the return type of a template is dropped."""
     text = demangled
     if text.endswith("]") and (clone := text.rfind(" [clone")) > 0:
@@ -100,7 +100,7 @@ def _without_template(name: str) -> str:
 
 def kernel_name(mangled: str) -> str:
     """Qualified name without template arguments and parameters: `ns::k`. Internal-linkage parts are dropped."""
-    return _without_template(_INTERNAL.sub("", _split(demangle(mangled))[0]))
+    return _without_template(_INTERNAL.sub("", split(demangle(mangled))[0]))
 
 
 def param_types(mangled: str) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def param_types(mangled: str) -> tuple[str, ...]:
 
     An `extern "C"` name carries no types and gives an empty tuple.
     """
-    params = _split(demangle(mangled))[1].strip()
+    params = split(demangle(mangled))[1].strip()
     if not params or params == "void":
         return ()
     cuts = [-1, *_top_level(params, ","), len(params)]
@@ -141,9 +141,14 @@ def match(kernels: Iterable[str], launch_mangled: str) -> str | None:
     names = list(kernels)
     if launch_mangled in names:
         return launch_mangled
-    wanted, params = _split(demangle(launch_mangled))
-    same = [name for name in names if _loose(_split(demangle(name))[0]) == _loose(wanted)]
+    wanted, params = split(demangle(launch_mangled))
+    same = [name for name in names if _loose(split(demangle(name))[0]) == _loose(wanted)]
     if len(same) > 1:
-        exact = [name for name in same if _loose(_split(demangle(name))[1]) == _loose(params)]
+        exact = [name for name in same if _loose(split(demangle(name))[1]) == _loose(params)]
         same = exact
     return same[0] if len(same) == 1 else None
+
+
+def expression(mangled: str) -> str:
+    """The name as C++ would write it at the end of the file: `tk<float, 64>`, without parts that have no spelling."""
+    return _INTERNAL.sub("", split(demangle(mangled))[0])
