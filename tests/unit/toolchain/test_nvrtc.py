@@ -166,6 +166,7 @@ def test_worker_that_hangs_or_dies_is_replaced(build: Build) -> None:
     worker.version()
     assert worker._process is not None
     worker._process.kill()
+    worker._process.wait()
     code = "__global__ void k(float *p) { p[0] = 1; }"
     assert worker.compile(code, "/k.cu", {"arch": "sm_90"}, ["k"])[0].startswith(b"\x7fELF")
     worker.timeout = 0.0
