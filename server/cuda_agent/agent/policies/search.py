@@ -1,10 +1,11 @@
-"""The search policy: no model. All single edits first, then greedy composition on the best, one round a step.
+"""The search policy: no model. All single edits first, then composition on the best of each depth, one round a step.
 
 A composed edit must beat its parent by `GAIN`, so every edit in the final diff is worth having.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from cuda_agent.agent.policies import State, Step
@@ -20,10 +21,12 @@ class Search:
 
     def __init__(self) -> None:
         self._expanded: set[str | None] = set()
+        self._of_depth: Counter[int] = Counter()
 
     def propose(self, state: State) -> Sequence[Candidate]:
         for parent in self._frontier(state):
             self._expanded.add(parent.candidate.id if parent else None)
+            self._of_depth[_depth(parent)] += 1
             base = parent.candidate if parent else None
             found = [c for c in candidates(state.context_of(base), base) if not state.tried(c)]
             if found:
@@ -45,4 +48,9 @@ class Search:
         best = state.best
         floor = (best.score or 1.0) * 0.9 if best else 1.0
         ranked = sorted((s for s in good if (s.score or 0) >= floor), key=lambda s: -(s.score or 0.0))
-        return list(ranked[:BEAM])
+        return [s for s in ranked if self._of_depth[_depth(s)] < BEAM]
+
+
+def _depth(step: Step | None) -> int:
+    """How many edits a candidate is made of."""
+    return step.candidate.origin.count("+") + 1 if step else 0
