@@ -27,8 +27,8 @@ def compile(
     """`text` as if it stood in `build.file`, with that file's flags, as a module for `native.Module`.
 
     `traced` sees every access (bounds, races, traffic) and is slower. `untrusted` text (from a model) is compiled only
-    in a working sandbox. Raises CompileError (diagnostics name the person's file and lines), Unsupported when the emulator
-    has not what the file needs, ToolMissing, SandboxError.
+    in a working sandbox. Raises CompileError (diagnostics name the person's file and lines), Unsupported when the
+    emulator has not what the file needs, ToolMissing, SandboxError.
     """
     if untrusted:
         includes.check(text)

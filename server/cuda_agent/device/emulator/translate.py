@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NoReturn
 
 from cuda_agent.device.emulator.tokens import (
     Token,
@@ -73,9 +72,10 @@ def translate(text: str, path: str = "<text>") -> str:
     Raises Unsupported, naming the construct and its line, for textures, surfaces, graphs and libraries it has not.
     """
     translator = _Translator(text, path)
+    out = translator.run()
     if refused := translator.refused():
         raise Unsupported(f"{refused[0]}; use a GPU for this file")
-    return translator.run()
+    return out
 
 
 def translate_lenient(text: str, path: str) -> tuple[str, list[str]]:
@@ -91,6 +91,7 @@ class _Translator:
         self.tokens = tokenize(text)
         self.pairs = match_brackets(self.tokens)
         self.edits: list[tuple[int, int, str]] = []
+        self.left: list[str] = []  # sentences about what `run` could not rewrite
         self.global_words, self.device_words = {"__global__"}, {"__device__"}
         self.device_only: list[tuple[int, int]] = []  # token ranges of bodies that only a device runs
         self.device_any: list[tuple[int, int]] = []  # and of those that a device may run
@@ -136,7 +137,7 @@ class _Translator:
 
     def refused(self) -> list[str]:
         """One sentence for every construct that no rewriting makes runnable."""
-        found: list[str] = []
+        found = list(self.left)
         for i, token in enumerate(self.tokens):
             if token.kind == "directive":
                 header = _UNSUPPORTED_HEADERS.match(token.text)
@@ -150,9 +151,6 @@ class _Translator:
 
     def _cannot(self, token: Token, what: str) -> str:
         return f"{self.path}:{self._line(token)}: the emulator cannot run {what}"
-
-    def _unsupported(self, token: Token, what: str) -> NoReturn:
-        raise Unsupported(f"{self._cannot(token, what)}; use a GPU for this file")
 
     def _macros(self) -> dict[str, str]:
         """Object-like macros by name. Those that spell a qualifier (`#define KERNEL __global__ void`) act as it."""
@@ -270,7 +268,10 @@ class _Translator:
         names: list[str] = []
         inner = range(params + 1, close)
         if any(tokens[i].kind in ("directive", "define") for i in inner):
-            self._unsupported(tokens[params], "a kernel whose parameter list holds preprocessor directives")
+            self.left.append(
+                self._cannot(tokens[params], "a kernel whose parameter list holds preprocessor directives")
+            )
+            return
         for number, (start, stop) in enumerate(split_commas(tokens, pairs, params + 1, close)):
             part = tokens[start:stop]
             if not part or [t.text for t in part] == ["void"]:
@@ -304,7 +305,8 @@ class _Translator:
             return
         opened = close + 1
         if opened >= len(tokens) or tokens[opened].text != "(" or opened not in pairs:
-            self._unsupported(tokens[at], "a launch whose arguments do not follow its >>>")
+            self.left.append(self._cannot(tokens[at], "a launch whose arguments do not follow its >>>"))
+            return
         arguments = pairs[opened] > opened + 1
         start, after = tokens[first].start, tokens[at - 1].end
         self.edits.append((start, start, "CUEMU_LAUNCH(("))
@@ -396,9 +398,7 @@ class _Translator:
             return at + 1
         leading = [t.text for t in tokens[first:at] if t.text in ("volatile", "const", "unsigned")]
         dynamic = any(t.text == "extern" for t in tokens[first : end + 1])
-        lead, declared = self._declarator(
-            [t for t in tokens[parts[0][0] : parts[0][1]] if t.text not in ("extern", "static")]
-        )
+        lead, declared = self._declarator(self._without_alignment(*parts[0]))
         if declared is None:
             return at + 1
         base = [*leading, *lead]
