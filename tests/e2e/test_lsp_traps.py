@@ -88,7 +88,9 @@ async def test_busy_jobs_do_not_make_the_server_deaf(raw: Start, workspace: Path
     assert [name for name in information["threads"] if "Pool" in name] == []
 
 
-async def test_cancelling_the_request_leaves_the_job_and_cancelling_the_job_kills_it(raw: Start, workspace: Path) -> None:
+async def test_cancelling_the_request_leaves_the_job_and_cancelling_the_job_kills_it(
+    raw: Start, workspace: Path
+) -> None:
     one = await raw()
     uri = await one.open(workspace / "softmax_rows.cu")
     params = {"command": "cudaAgent.capture", "arguments": [{"uri": uri, "kernel": "softmax_rows"}]}

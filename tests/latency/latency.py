@@ -53,7 +53,11 @@ class Row:
         return median / statistics.median(self.bare) if self.bare else median
 
     def line(self) -> str:
-        bare = f"{statistics.median(self.bare):8.2f} {quantile(self.bare):8.2f} {self.value:6.2f}×" if self.bare else " " * 25
+        bare = (
+            f"{statistics.median(self.bare):8.2f} {quantile(self.bare):8.2f} {self.value:6.2f}×"
+            if self.bare
+            else " " * 25
+        )
         verdict = "ok" if self.value <= self.limit else "OVER"
         unit = "×" if self.bare else " ms"
         return (
@@ -85,7 +89,9 @@ class Session:
         self.kernels = [i for i, line in enumerate(lines) if line.startswith("__global__")]
 
     @classmethod
-    async def start(cls, command: list[str], folder: Path, text: str, nothing: str, **more: Any) -> tuple[Session, float]:
+    async def start(
+        cls, command: list[str], folder: Path, text: str, nothing: str, **more: Any
+    ) -> tuple[Session, float]:
         raw.SERVER[:] = command
         began = time.perf_counter()
         environment = {"CUDA_AGENT_CACHE": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder / "config")}
@@ -140,7 +146,9 @@ def memory_mib(pid: int) -> float:
 
 async def measure(rounds: int, folder: Path) -> list[Row]:
     text = big_file()
-    print(f"{len(text.splitlines())} lines, {text.count('__global__')} kernels, {os.cpu_count()} cores, {rounds} rounds")
+    print(
+        f"{len(text.splitlines())} lines, {text.count('__global__')} kernels, {os.cpu_count()} cores, {rounds} rounds"
+    )
     rows = []
     options = {"trusted": False}
     starts: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -159,7 +167,9 @@ async def measure(rounds: int, folder: Path) -> list[Row]:
     idle = memory_mib(ours.server.process.pid)
     for name, limit in (("hover", 4.0), ("lenses", 4.0), ("action", 4.0), ("empty", 3.0), ("typed", 4.0)):
         both = [await timed(rounds, getattr(one, name)) for one in (ours, bare)]
-        rows.append(Row({"typed": "didChange and an empty request", "empty": "empty request"}.get(name, name), *both, limit))
+        rows.append(
+            Row({"typed": "didChange and an empty request", "empty": "empty request"}.get(name, name), *both, limit)
+        )
     rows.append(Row("didChange, then lenses (parsed anew)", await timed(rounds // 4, ours.typed_and_lenses), [], 90.0))
     await bare.server.kill()
     ended = time.perf_counter()

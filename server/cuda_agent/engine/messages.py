@@ -32,6 +32,7 @@ class FactsOf:
     text: str
     version: int = 0
     arch: str = "auto"  # sm_NN; auto: the build's, else sm_90
+    nvcc: str = ""  # cudaAgent.nvccPath; empty: the first one found
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ class Job:
     last_sent: float = 0.0
 
 
+def deadline_s(job: Job) -> float | None:
+    """A search has a budget; around it come a capture, builds and the last verdict. A capture may run as long as the
+    person's program does: only a cancel ends it."""
+    return None if job.kind == "capture" else 4 * job.params.settings.budget_s + 20
+
+
 class Registry:
     """Emits `job/progress` and `job/done`; a job that was submitted always gets exactly one `job/done`."""
 
@@ -100,9 +106,16 @@ class Registry:
         job.state = "running"
         status: JobStatus
         outcome: Mapping[str, Any] | None
+        limit = deadline_s(job)
         try:
-            answer = await job.process.run(job.kind, to_json(job.params), self.cwd())
+            answer = await asyncio.wait_for(job.process.run(job.kind, to_json(job.params), self.cwd()), limit)
             status, message, outcome = answer["status"], answer["message"], answer["outcome"]
+        except TimeoutError:
+            status, outcome = "failed", job.best_outcome
+            message = (
+                f"stopped after {limit:.0f} s while “{job.message}”: the program or a kernel may never end, or "
+                "cudaAgent.budgetSeconds is too small for it"
+            )
         except Cancelled as stopped:
             status, message, outcome = "cancelled", str(stopped) or "cancelled", job.best_outcome
         except CudaAgentError as failure:

@@ -28,7 +28,19 @@ def run(kind: str, params: Mapping[str, Any], report: Report) -> Any:
     task = TASKS.get(kind)
     if task is None:
         raise UsageError(f"no such job: {kind}; there are {', '.join(sorted(TASKS))}")
+    use_nvcc(str(params.get("nvcc") or (params.get("settings") or {}).get("options", {}).get("nvcc_path") or ""))
     return task(params, report)
+
+
+def use_nvcc(setting: str) -> None:
+    """Put the nvcc that the person named before all others, for this process and what it starts. ToolMissing when it is
+    none."""
+    if setting:
+        from cuda_agent.toolchain import nvcc
+
+        folder = str(nvcc.find(setting).path.parent)
+        if os.environ.get("PATH", "").split(os.pathsep)[0] != folder:
+            os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
 
 
 def facts(params: Mapping[str, Any], report: Report) -> Any:
@@ -51,7 +63,7 @@ def optimize(params: Mapping[str, Any], report: Report) -> Any:
         settings.budget_s,
         settings.max_candidates,
         settings.args,
-        trajectory=_trajectory(ask.kernel),
+        trajectory=_trajectory(ask.kernel, report),
         options=_judge_options(settings),
     )
     best = _Best(report)
@@ -204,9 +216,14 @@ def _settled(settings: RunSettings, path: Path, kernel: str, report: Report) -> 
     return replace(settings, args=()) if settings.run_command else settings
 
 
-def _trajectory(kernel: str) -> Path:
-    """One file a search, in the cache: the best so far stands there even when everything is killed."""
+def _trajectory(kernel: str, report: Report) -> Path | None:
+    """One file a search, in the cache: the best so far stands there even when everything is killed. None, and a line in
+    the log, when the cache cannot be written."""
     folder = paths.cache_dir() / "trajectories"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        report.log("warning", f"no trajectory is kept: {error}")
+        return None
     name = "".join(char if char.isalnum() else "_" for char in kernel)[:60]
     return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{os.getpid()}.jsonl"

@@ -124,8 +124,9 @@ class Proposals:
         except SourceError:  # the kernel is gone or half typed
             same = False
         if proposal.state == "accepted":
-            undone = same and kept.accepted_at is not None and file.document.version > kept.accepted_at
-            return "fresh" if undone else "accepted"
+            if not (same and kept.accepted_at is not None and file.document.version > kept.accepted_at):
+                return "accepted"
+            kept.proposal, kept.accepted_at = replace(proposal, state="fresh"), None  # undone
         return "fresh" if same else "stale"
 
     # ------------------------------------------------------------ disk

@@ -101,7 +101,7 @@ def test_killing_the_guardian_kills_the_job() -> None:
 
 
 def test_a_job_that_ends_leaves_nothing_behind() -> None:
-    with job("os._exit(7)") as (process, pids):
+    with job("time.sleep(0.5); os._exit(7)") as (process, pids):
         assert process.wait(2.0) == 7
         assert dead_within(0.5, pids)
 
