@@ -11,7 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cuda_agent.errors import UsageError
@@ -275,8 +275,20 @@ def _from_clang(words: Sequence[str]) -> list[str]:
 
 
 def find_build(file: Path) -> Build:
-    """How `file` is built: see the module. Raises UsageError when a compile_commands.json there is not JSON."""
+    """How `file` is built: see the module. A header is built as a `.cu` beside it.
+
+    Raises UsageError when a compile_commands.json there is not JSON.
+    """
     file = file.absolute()
+    default = Build(file, file.parent, "nvcc", (*DEFAULT_FLAGS, f"-I{file.parent}"), "default")
+    found = _known(file)
+    if found is None and file.suffix in options.HEADERS:
+        beside = (known for source in sorted(file.parent.glob("*.cu")) if (known := _known(source)))
+        found = next((replace(build, file=file) for build in beside), None)
+    return found or default
+
+
+def _known(file: Path) -> Build | None:
     for folder in file.parents:
         database = folder / "compile_commands.json"
         if not database.is_file():
@@ -286,7 +298,7 @@ def find_build(file: Path) -> Build:
     for folder in file.parents:
         if found := _from_record(folder / RECORD, file):
             return found
-    return Build(file, file.parent, "nvcc", (*DEFAULT_FLAGS, f"-I{file.parent}"), "default")
+    return None
 
 
 def _from_database(database: Path, file: Path) -> Build | None:

@@ -198,10 +198,11 @@ def _compile(
         argv = [str(nvcc.path), "-cubin", "-x", "cu", *(f for f in flags if f != "-x=cu"), "-Xptxas=-v"]
         argv += [*beside(build.file.parent, work), "-MD", "-MF", str(deps), "-o", str(out), str(source)]
         readable = [nvcc.root, *_readable(build)]
+        # A build folder may be gone since; the text can lie in a folder that was never saved.
+        cwd = next((folder for folder in (build.directory, build.file.parent) if folder.is_dir()), work)
         done = sandbox.run(
-            argv, build.directory, readable, [work], timeout, required=untrusted, use=use_sandbox,
-            environment={"TMPDIR": folder} if not sandbox.available() else None,
-        )  # fmt: skip
+            argv, cwd, readable, [work], timeout, required=untrusted, use=use_sandbox, environment={"TMPDIR": folder}
+        )
         if done.timed_out:
             raise CompileError(
                 f"nvcc took longer than {timeout:.0f} s on {build.file.name} and was stopped.", done.stderr
@@ -229,16 +230,13 @@ def beside(folder: Path, work: Path) -> list[str]:
 
 
 def _readable(build: Build) -> list[Path]:
-    """The project: the version-control root around the file (never a home folder), and every include folder named."""
+    """The project: the folders around the file that are marked as one (never a home or a shared temporary folder), and
+    every include folder named."""
     found = [build.file.parent, build.directory]
+    shared = {Path("/"), Path("/tmp"), Path("/var/tmp"), Path(tempfile.gettempdir()), Path.home(), *Path.home().parents}
     for folder in build.file.parents:
-        if folder in (Path.home(), Path("/")):
-            break
-        if (
-            (folder / ".git").exists()
-            or (folder / ".cuda-agent").exists()
-            or (folder / "compile_commands.json").exists()
-        ):
+        marked = any((folder / name).exists() for name in (".git", ".cuda-agent", "compile_commands.json"))
+        if marked and folder not in shared:
             found.append(folder)
     for flag in build.flags:
         for prefix in ("-I", "-isystem=", "-iquote=", "-idirafter=", "-ldir="):

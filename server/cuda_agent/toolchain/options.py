@@ -101,3 +101,4 @@ PATHS = frozenset({"I", "isystem", "iquote", "idirafter", "ccbin", "ldir", "targ
 LISTS = frozenset({"I", "isystem", "D", "U", "include", "Xptxas"})
 
 SOURCES = frozenset({".cu", ".c", ".cc", ".cpp", ".cxx", ".cp", ".c++", ".C"})
+HEADERS = frozenset({".cuh", ".h", ".hh", ".hpp", ".inl"})

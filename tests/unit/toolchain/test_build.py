@@ -246,3 +246,10 @@ def test_broken_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "compile_commands.json").write_text("[{")
     with pytest.raises(UsageError, match=r"compile_commands\.json"):
         build.find_build(tmp_path / "a.cu")
+
+
+def test_header_is_built_as_a_source_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("")
+    build.record(tmp_path / build.RECORD, ["nvcc", "-O1", "-DX", "a.cu"], tmp_path)
+    found = build.find_build(tmp_path / "k.cuh")
+    assert (found.file, found.flags, found.origin) == (tmp_path / "k.cuh", ("-O1", "-DX"), "recorded")

@@ -143,6 +143,14 @@ def test_missing_header_says_what_to_do(build: Build) -> None:
 
 
 @needs_nvcc
+def test_a_build_folder_that_is_gone(build: Build, tmp_path: Path) -> None:
+    assert compile(dataclasses.replace(build, directory=tmp_path / "deleted")).kernels
+    text = "__global__ void k(float *p) { p[0] = 1; }\n"
+    unsaved = dataclasses.replace(build, file=tmp_path / "nowhere" / "k.cu", directory=tmp_path / "nowhere")
+    assert compile(unsaved, text).kernels
+
+
+@needs_nvcc
 def test_byte_order_mark_and_windows_line_ends(build: Build) -> None:
     made = compile(build, "\ufeff" + TEXT.replace("\n", "\r\n"))
     assert [f.line for f in made.kernels["_Z6hiddenPf"].lines] == [3]
