@@ -115,7 +115,7 @@ class BlobStore:
     def _put_chunk(self, chunk: memoryview) -> str:
         name = hashlib.sha256(chunk).hexdigest()
         if name not in self:
-            write_atomic(self.file(name), zstandard.ZstdCompressor(level=1).compress(chunk))
+            write_atomic(self.file(name), zstandard.ZstdCompressor(level=-1).compress(chunk))
         return name
 
     def _get_chunk(self, name: str) -> bytes:

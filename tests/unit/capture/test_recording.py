@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cuda_agent import capture as room
-from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, injection, session
+from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, injection, session, shim
 from cuda_agent.errors import Cancelled, CaptureError, UsageError
 from cuda_agent.workload import bundle
 
@@ -273,3 +273,41 @@ def test_raw_lines_are_json(tmp_path: Path, program: Path) -> None:
             assert (tmp_path / entry["before"]).stat().st_size == entry["size"]
             assert (tmp_path / entry["after"]).stat().st_size == entry["size"]
     assert max(line["seen"] for line in lines if "seen" in line) == 3
+
+
+FAKE_NVCC = """#!/bin/sh
+echo "$PWD/main" >> "$CUDA_AGENT_OUTPUTS"
+echo '{{"directory": "x", "arguments": ["nvcc"], "file": "main.cu"}}' >> "$CUDA_AGENT_SHIM_BUILDS"
+[ -e main ] && mv main main.cuda-agent-saved
+cp {program} main
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_make_is_run_again_when_everything_was_built_for_a_gpu(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "main.cu").write_text("")
+    (work / "main").write_text("#!/bin/sh\necho no CUDA device; exit 1\n")
+    (work / "main").chmod(0o755)
+    (work / "Makefile").write_text("run: main\n\t./main 3\nmain: main.cu\n\tnvcc main.cu -o main\n")
+
+    def fake(self: session.Session, folder: Path, paths: session._Paths | None) -> shim.Shim:
+        assert paths is not None
+        (folder / "bin").mkdir(parents=True)
+        nvcc = folder / "bin" / "nvcc"
+        nvcc.write_text(FAKE_NVCC.format(program=program))
+        nvcc.chmod(0o755)
+        path = f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}"
+        return shim.Shim(folder, {"PATH": path, shim.BUILDS: str(paths.builds)})
+
+    monkeypatch.setattr(session.Session, "_install", fake)
+    report = room.capture(["make", "run"], work, CaptureOptions(device="emulator", stop=False))
+    assert report.exit_code == 0
+    assert report.recorded == 3
+    assert report.builds == 1
+    assert any("make again with -B" in note for note in report.notes)
+    assert (work / "main").read_text().startswith("#!/bin/sh")  # the person's own build is back
+    assert sorted(path.name for path in work.iterdir()) == [".cuda-agent", "Makefile", "main", "main.cu"]
