@@ -164,3 +164,21 @@ def _stray(case: Case, index: int, entry: Mapping[str, Any], row: Mapping[str, A
     values = f" (was {numeric.show(wrong['expected'])}, is {numeric.show(wrong['got'])})" if wrong else ""
     what = "which the original leaves alone" if "invert" in entry else "an input of the original"
     return f"the candidate writes {where}, {what}{values}; {row['differing']:,} such elements"
+
+
+# ---------------------------------------------------------------- findings of the emulator's checkers
+
+
+def place(finding: Mapping[str, Any]) -> tuple[object, ...]:
+    """What makes two findings the same fault in original and candidate, whose lines and addresses differ: kind and
+    place in a buffer; outside every buffer kind and line."""
+    if finding.get("buffer") is None:
+        return finding["kind"], None, finding.get("line")
+    return finding["kind"], finding["buffer"], finding.get("at")
+
+
+def sentence(case: Case, index: int, finding: Mapping[str, Any]) -> str:
+    """One finding in words: kind, line, buffer by name, and the checker's own text."""
+    line = f" at line {finding['line']}" if finding.get("line") else ""
+    buffer = f" ({buffer_name(case, index, finding['buffer'])})" if finding.get("buffer") is not None else ""
+    return f"{finding['kind']}{line}{buffer}: {finding.get('text') or 'no detail'}"

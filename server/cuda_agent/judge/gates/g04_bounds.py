@@ -7,6 +7,7 @@ from typing import ClassVar
 from ...model import GateResult
 from ..case import Case
 from ..gate import Needs, failed, passed
+from ..outcome import place, sentence
 
 
 class Bounds:
@@ -25,10 +26,12 @@ class Bounds:
         outcomes = case.outcomes()
         for outcome in outcomes:
             shape = case.launch_name(outcome.launch)
-            own = {finding.get("line") for finding in outcome.original_findings if finding["kind"] == "out-of-bounds"}
+            own = {place(finding) for finding in outcome.original_findings}
             for finding in outcome.findings:
-                if finding["kind"] == "out-of-bounds" and not own:
-                    return failed(self, f"launch {shape}: {finding['text']}", findings=[dict(finding)])
+                if finding["kind"] == "out-of-bounds" and place(finding) not in own:
+                    return failed(
+                        self, f"launch {shape}: {sentence(case, outcome.launch, finding)}", findings=[dict(finding)]
+                    )
             for canary in outcome.canaries:
                 name = case.slots(outcome.launch)[canary["buffer"]].name
                 where = f"{canary['bytes']} bytes {canary['side']} {name}, the nearest at byte {canary['at']}"

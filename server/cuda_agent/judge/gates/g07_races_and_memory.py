@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ...device import Device, jobs
@@ -12,6 +11,7 @@ from ...errors import CudaAgentError
 from ...model import Arg, Binary, Buffer, Build, GateResult, Launch, Pointer
 from ..case import Case
 from ..gate import Needs, failed, not_run, passed
+from ..outcome import sentence
 
 KNOWN_BAD = """\
 #include <cuda_runtime.h>
@@ -51,26 +51,20 @@ class RacesAndMemory:
                 self, f"the emulator's checkers did not find a known-bad kernel's faults: {why}", undecided=True
             )
         for outcome in case.outcomes():
-            own = {_kind(finding) for finding in outcome.original_findings}
-            new = [f for f in outcome.findings if f["kind"] != "out-of-bounds" and _kind(f) not in own]
+            own = {(f["kind"], f.get("buffer")) for f in outcome.original_findings}
+            new = [
+                f for f in outcome.findings if f["kind"] != "out-of-bounds" and (f["kind"], f.get("buffer")) not in own
+            ]
             if new:
                 shape = case.launch_name(outcome.launch)
                 return failed(
-                    self, f"launch {shape}: {sentence(new[0])}", findings=[dict(finding) for finding in new[:20]]
+                    self,
+                    f"launch {shape}: {sentence(case, outcome.launch, new[0])}",
+                    findings=[dict(finding) for finding in new[:20]],
                 )
         shown = {str(f["kind"]) for outcome in case.outcomes() for f in outcome.original_findings}
         also = f"; the original itself shows {', '.join(sorted(shown))}" if shown else ""
         return passed(self, f"no race, no uninitialised read, no divergent barrier in the traced launches{also}")
-
-
-def _kind(finding: Mapping[str, Any]) -> tuple[str, object]:
-    return finding["kind"], finding.get("buffer")
-
-
-def sentence(finding: Mapping[str, Any]) -> str:
-    """One finding in words: kind, line, and the checker's own text."""
-    line = f" at line {finding['line']}" if finding.get("line") else ""
-    return f"{finding['kind']}{line}: {finding.get('text') or 'no detail'}"
 
 
 def _why_not(device: Device, build: Build) -> str:
