@@ -27,7 +27,7 @@ lint: all
 	@$(BIN)/mypy
 
 client: all
-	@cd client-vscode && npm ci --no-audit --no-fund --ignore-scripts && npm run check && npm run package
+	@cd client-vscode && npm ci --no-audit --no-fund --ignore-scripts --silent && node node_modules/esbuild/install.js && npm run --silent check && npm run --silent package
 
 # Numbers for docs/benchmarks.md. CORPUS is a checkout of HeCBench; PROGRAMS a folder with its ten programs.
 bench: bench-parse bench-emulator
