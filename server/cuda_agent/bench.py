@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda_agent.device import jobs, open_device
 from cuda_agent.errors import DeviceError
-from cuda_agent.inputs import find_or_make, read_source
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import statistics
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
@@ -25,6 +25,7 @@ def bench(
     *,
     args: tuple[str, ...] = (),
     run_command: tuple[str, ...] | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
     on_event: Callable[[Mapping[str, Any]], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def bench(
             dev.info.kind,
             args=args,
             run_command=run_command,
+            timeout_s=timeout_s,
             on_event=on_event,
             cancelled=cancelled,
         )

@@ -1,9 +1,8 @@
 """The command line: facts · capture · verify · bench · optimize · serve · worker · doctor.
 
-With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done, 1
-rejected,
-2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world only when
-called.
+With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done,
+1 rejected, 2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world
+only when called.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cuda_agent import __version__
-from cuda_agent.errors import Cancelled, CudaAgentError, SourceError
+from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from cuda_agent.agent.loop import Outcome
+    from cuda_agent.judge import JudgeOptions
     from cuda_agent.progress import Progress
 
 
@@ -49,6 +49,12 @@ def _parser() -> _Parser:
         sub.add_argument("--kernel", help="name of the kernel (default: the one with inputs)")
         sub.add_argument("--args", default="", help="arguments for the file's own main when it has to be run")
         sub.add_argument("--run", help="run command that launches the kernel, when the file has no main")
+        sub.add_argument(
+            "--timeout",
+            type=_seconds,
+            metavar="SECONDS",
+            help="for one run of the program (default 600) and for one job of the original kernel (default 120)",
+        )
 
     facts = command("facts", "Registers, spills, shared memory and occupancy of every kernel in a file.")
     facts.add_argument("file", type=Path)
@@ -84,7 +90,7 @@ def _parser() -> _Parser:
     optimize = command("optimize", "Rewrite, judge, time and show what is faster.")
     optimize.add_argument("file", type=Path)
     inputs(optimize)
-    optimize.add_argument("--budget", type=float, default=300.0, metavar="SECONDS")
+    optimize.add_argument("--budget", type=_seconds, default=300.0, metavar="SECONDS")
     optimize.add_argument("--candidates", type=int, default=60, metavar="N", help="candidates to judge at most")
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
@@ -104,6 +110,16 @@ def _size(text: str) -> int:
         return int(float(text[:-1]) * units[text[-1].upper()]) if text[-1:].upper() in units else int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256M") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,8 +201,21 @@ def _existing(path: Path) -> Path:
 
 
 def _command(arguments: argparse.Namespace) -> dict[str, Any]:
-    run = tuple(shlex.split(arguments.run)) if arguments.run else None
-    return {"args": tuple(shlex.split(arguments.args)), "run_command": run}
+    """How the program is run for inputs. Raises UsageError."""
+    try:
+        args, run = shlex.split(arguments.args), shlex.split(arguments.run or "")
+    except ValueError as error:
+        raise UsageError(f"--args and --run are split like a shell does it: {error}") from error
+    if run and args:
+        raise UsageError("--run is the whole command: put the arguments there and leave --args out")
+    command: dict[str, Any] = {"args": tuple(args), "run_command": tuple(run) or None}
+    return command | ({"timeout_s": arguments.timeout} if arguments.timeout else {})
+
+
+def _options(arguments: argparse.Namespace) -> JudgeOptions:
+    from cuda_agent.judge import JudgeOptions
+
+    return JudgeOptions(deadline_s=arguments.timeout) if arguments.timeout else JudgeOptions()
 
 
 # ---------------------------------------------------------------- commands
@@ -242,6 +271,7 @@ def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.E
         _existing(arguments.candidate),
         arguments.kernel,
         arguments.device,
+        options=_options(arguments),
         **_command(arguments),
     )
     done = verify(request, on_event=progress.event, cancelled=stop.is_set)
@@ -285,6 +315,7 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
         budget_s=arguments.budget,
         max_candidates=arguments.candidates,
         trajectory=arguments.trajectory,
+        options=_options(arguments),
         **_command(arguments),
     )
     if arguments.kernel:
@@ -307,8 +338,7 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:
-    """The one the exit code and the top of the JSON speak of: the largest verified gain, else the most decided
-    answer."""
+    """The one the exit code and the top of the JSON speak of: the largest verified gain, else the most decided."""
     order = {"verified": 0, "nothing": 1, "rejected": 2, "undecided": 3}
 
     def rank(outcome: Outcome) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from cuda_agent.source.symbols import Module
 from cuda_agent.workload import bundle, spec, synthesize
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+RUN_TIMEOUT_S = 600.0  # a run of the person's program for its inputs; a kernel that never ends must not hold us up
 
 
 def find_or_make(
@@ -29,6 +30,7 @@ def find_or_make(
     *,
     args: tuple[str, ...] = (),
     run_command: tuple[str, ...] | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Workload:
@@ -42,6 +44,7 @@ def find_or_make(
         kernels=[kernel] if kernel else None,
         args=args,
         run_command=run_command,
+        timeout_s=timeout_s,
         on_event=on_event,
         cancelled=cancelled,
     )
@@ -57,6 +60,7 @@ def find_or_make_all(
     kernels: Sequence[str] | None = None,
     args: tuple[str, ...] = (),
     run_command: tuple[str, ...] | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> list[Workload]:
@@ -73,6 +77,7 @@ def find_or_make_all(
     options = CaptureOptions(
         device="emulator" if device_kind == "emulator" else "cuda",
         kernel="|".join(rf"\b{re.escape(name.split('::')[-1])}\b" for name in names),
+        timeout=timeout_s,
     )
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)

@@ -8,6 +8,7 @@ own program is run under the same capture and its launches are paired with the o
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent import judge
-from cuda_agent.capture import CaptureOptions, build_and_run
+from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import NoInputs
-from cuda_agent.inputs import find_or_make, read_source
+from cuda_agent.errors import CompileError, NoInputs
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Build, Candidate, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.source.documents import Document
@@ -45,6 +46,7 @@ class VerifyRequest:
     device: str = "auto"
     args: tuple[str, ...] = ()
     run_command: tuple[str, ...] | None = None
+    timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
     options: JudgeOptions = field(default_factory=JudgeOptions)
 
 
@@ -72,11 +74,12 @@ def verify(
             opened.info.kind,
             args=request.args,
             run_command=request.run_command,
+            timeout_s=request.timeout_s,
             on_event=on_event,
             cancelled=cancelled,
         )
         kernel = before.kernel(workload.kernel)
-        mapping = _launches(before, after, kernel, workload, build, request, opened.info.kind)
+        mapping = _launches(before, after, kernel, workload, build, request, opened, on_event, cancelled)
         candidate = Candidate(
             kernel.id,
             old,
@@ -113,29 +116,64 @@ def _outside_kernels(module: Module) -> str:
 
 
 def _launches(
-    before: Module, after: Module, kernel: Kernel, workload: Workload, build: Build, request: VerifyRequest, kind: str
+    before: Module,
+    after: Module,
+    kernel: Kernel,
+    workload: Workload,
+    build: Build,
+    request: VerifyRequest,
+    device: Device,
+    on_event: Callable[[Mapping[str, Any]], None] | None,
+    cancelled: Callable[[], bool] | None,
 ) -> LaunchMap:
+    """How the candidate launches the kernel where the original launched it as captured. Raises NoInputs when its
+    program cannot tell."""
     if _outside_kernels(before) == _outside_kernels(after):
         return LaunchMap()
+    try:
+        device.compile(build, after.document.text)
+    except CompileError:
+        return LaunchMap()  # G1 rejects it with the compiler's words
     if not after.has_main:
         raise NoInputs(
-            "the candidate launches the kernel differently and has no main to run: its launch shapes are unknown"
+            f"{request.candidate.name} launches {kernel.name} differently and has no main to run, so its launch shapes "
+            "are unknown: put the new launch into a file with a main, or keep the launch as it is"
         )
+    ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
+    shapes = _own_shapes(kernel, workload, build, request, device.info.kind, on_event, cancelled)
+    if len(shapes) < len(ours):
+        raise NoInputs(
+            f"the program of {request.candidate.name} launched {kernel.name} {len(shapes)} times, the original's "
+            f"{len(ours)} times: their launches cannot be paired"
+        )
+    return launch_map.fit(list(zip(ours, shapes, strict=False)))
+
+
+def _own_shapes(
+    kernel: Kernel,
+    workload: Workload,
+    build: Build,
+    request: VerifyRequest,
+    kind: str,
+    on_event: Callable[[Mapping[str, Any]], None] | None,
+    cancelled: Callable[[], bool] | None,
+) -> list[Shape]:
+    """The launch shapes of the candidate's program, run with the arguments the original was captured with. Its bundles
+    go to a temporary folder: they are not the inputs of anything."""
+    args = request.args or (workload.command[1:] if workload.origin == "captured" else ())
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         options = CaptureOptions(
             device="emulator" if kind == "emulator" else "cuda",
-            kernel=rf"\b{kernel.name}\b",
+            kernel=rf"\b{re.escape(kernel.name)}\b",
             first=len(workload.launches),
+            timeout=request.timeout_s,
             into=Path(folder),
         )
-        report = build_and_run(request.candidate, list(request.args), build, options)
-        folders = [
-            k.bundle for k in report.kernels if k.bundle is not None and bundle.same_kernel(k.kernel, workload.kernel)
-        ]
-        shapes = [Shape(x.grid, x.block, x.shared) for folder in folders for x in bundle.load(folder).launches]
-    ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
-    if len(shapes) < len(ours):
-        raise NoInputs(
-            f"the candidate's program launched {kernel.name} {len(shapes)} times, the original's {len(ours)} times"
-        )
-    return launch_map.fit(list(zip(ours, shapes, strict=False)))
+        try:
+            report = build_and_run(request.candidate, list(args), build, options, on_event, cancelled)
+        except NothingCaptured as error:
+            raise NoInputs(
+                f"{request.candidate.name} launches differently and gave no launch to see: {error}"
+            ) from error
+        bundles = [k.bundle for k in report.kernels if k.bundle and bundle.same_kernel(k.kernel, workload.kernel)]
+        return [Shape(x.grid, x.block, x.shared) for one in bundles for x in bundle.load(one).launches]

@@ -1,8 +1,7 @@
 """The loop: propose → compile → drop what changes nothing → judge → learn → next; then the full judge on the winner.
 
 A candidate scores its measured ratio's lower end on a GPU. The emulator measures no time: there the score is the
-predicted
-drop in memory sectors (then in requests), and a candidate that changes neither keeps the score 1.0.
+predicted drop in memory sectors (then in requests), and a candidate that changes neither keeps the score 1.0.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cuda_agent.agent.policies.search import GAIN, Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, SourceError
-from cuda_agent.inputs import find_or_make, find_or_make_all, read_source
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, find_or_make_all, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json
 from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
@@ -52,6 +51,7 @@ class Request:
     run_command: tuple[str, ...] | None = None
     trajectory: Path | None = None
     options: JudgeOptions = field(default_factory=JudgeOptions)
+    timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def optimize(
     workload: Workload | None = None,
     policy: Policy | None = None,
 ) -> Outcome:
-    """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate
-    exists."""
+    """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate."""
     say = on_event or (lambda event: None)
     stop = cancelled or (lambda: False)
     text = request.text if request.text is not None else read_source(request.path)
@@ -97,6 +96,7 @@ def optimize(
                 dev.info.kind,
                 args=request.args,
                 run_command=request.run_command,
+                timeout_s=request.timeout_s,
                 on_event=say,
                 cancelled=stop,
             )
@@ -383,6 +383,7 @@ def optimize_all(
             device.info.kind,
             args=request.args,
             run_command=request.run_command,
+            timeout_s=request.timeout_s,
             on_event=say,
             cancelled=cancelled,
         )

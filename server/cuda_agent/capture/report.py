@@ -29,6 +29,7 @@ class CaptureOptions:
     cap: int = DEFAULT_CAP  # bytes a launch
     stop: bool | None = None  # end the program once everything wanted is recorded; None: only on the emulator
     timeout: float | None = None  # seconds for the program; None: no limit
+    into: Path | None = None  # folder for the bundles; None: `<cwd>/.cuda-agent/captures`, in place of earlier ones
 
 
 @dataclass(frozen=True, slots=True)

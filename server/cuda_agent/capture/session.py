@@ -175,7 +175,8 @@ class Session:
                 self._dry_run(environment)
         bundles = {}
         recorded = {name: value for name in RECORDED_VARIABLES if (value := os.environ.get(name)) is not None}
-        for workload in raw.convert(follower, paths.home / "captures", shown, recorded, self.options.first):
+        captures = self.options.into or paths.home / "captures"
+        for workload in raw.convert(follower, captures, shown, recorded, self.options.first):
             bundles[workload.kernel] = workload.root
             self.on_event(
                 {
