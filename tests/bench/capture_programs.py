@@ -43,7 +43,7 @@ def command(program: str, arch: str, runs: list[str]) -> list[str]:
 def capture_program(folder: Path, program: str, device: str, arch: str) -> CaptureReport:
     runs = RUNS[program][0 if device == "cuda" else 1]
     stop = program in ENDED_EARLY if device == "cuda" else None
-    options = CaptureOptions(device=device, stop=stop, timeout=60)
+    options = CaptureOptions(device=device, stop=stop, timeout=120)
     return capture(command(program, arch, runs), folder / f"{program}-cuda", options)
 
 

@@ -1,0 +1,64 @@
+"""A whole program on the emulator: compiled, run, captured, with nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from cuda_agent import capture as room
+from cuda_agent.capture import CaptureOptions
+from cuda_agent.model import Build
+from cuda_agent.toolchain import build as builds
+from cuda_agent.workload import bundle
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator compiles with g++")
+
+SOFTMAX = Path(__file__).parents[2] / "corpus" / "softmax_rows.cu"
+ROWS, COLS = 40, 16
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SOFTMAX, tmp_path / "softmax_rows.cu"))
+
+
+def check(source: Path) -> None:
+    made = bundle.find(source, "softmax_rows")
+    assert made is not None
+    assert made.device == "emulator"
+    first = made.launches[0]
+    assert bundle.signature(first) == ("f32", "f32")
+    assert [int.from_bytes(arg.data, "little") for arg in first.args[2:]] == [ROWS, COLS]
+    after = first.buffers[1].after
+    assert after is not None
+    count = ROWS * COLS
+    values = struct.unpack(f"{count}f", bundle.BlobStore(made.blobs).get(after)[: 4 * count])
+    for row in range(ROWS):
+        assert sum(values[row * COLS : (row + 1) * COLS]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_file_with_a_main(source: Path) -> None:
+    build = Build(source, source.parent, "nvcc", ("-std=c++17", "-O2", "-arch=sm_90"), "default")
+    options = CaptureOptions(device="emulator", kernel="softmax_rows")
+    report = room.build_and_run(source, [str(ROWS), str(COLS), "3"], build, options)
+    assert report.recorded == 2
+    check(source)
+    assert sorted(path.name for path in source.parent.iterdir()) == [".cuda-agent", "softmax_rows.cu"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_make_run(source: Path) -> None:
+    (source.parent / "Makefile").write_text(
+        f"run: main\n\t./main {ROWS} {COLS} 3\nmain: main.o\n\tnvcc main.o -o main\n"
+        "main.o: softmax_rows.cu\n\tnvcc -O3 --use_fast_math -c softmax_rows.cu -o main.o\n"
+    )
+    report = room.capture(["make", "run"], source.parent, CaptureOptions(device="emulator", stop=False))
+    assert report.exit_code == 0
+    check(source)
+    assert sorted(path.name for path in source.parent.iterdir()) == [".cuda-agent", "Makefile", "softmax_rows.cu"]
+    found = builds.find_build(source)
+    assert found.origin == "recorded"
+    assert any("use_fast_math" in flag for flag in found.flags)
