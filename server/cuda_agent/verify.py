@@ -161,6 +161,15 @@ def _own_shapes(
     """The launch shapes of the candidate's program, run with the arguments the original was captured with. Its bundles
     go to a temporary folder: they are not the inputs of anything."""
     args = request.args or (workload.command[1:] if workload.origin == "captured" else ())
+    say = on_event or (lambda event: None)
+    shapes: list[Shape] = []
+
+    def follow(event: Mapping[str, Any]) -> None:
+        if event.get("type") == "launch" and bundle.same_kernel(str(event["kernel"]), workload.kernel):
+            grid, block = event["grid"], event["block"]
+            shapes.append(Shape((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), int(event["shared"])))
+        say(event)
+
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         options = CaptureOptions(
             device="emulator" if kind == "emulator" else "cuda",
@@ -170,10 +179,11 @@ def _own_shapes(
             into=Path(folder),
         )
         try:
-            report = build_and_run(request.candidate, list(args), build, options, on_event, cancelled)
+            build_and_run(request.candidate, list(args), build, options, follow, cancelled)
         except NothingCaptured as error:
-            raise NoInputs(
-                f"{request.candidate.name} launches differently and gave no launch to see: {error}"
-            ) from error
-        bundles = [k.bundle for k in report.kernels if k.bundle and bundle.same_kernel(k.kernel, workload.kernel)]
-        return [Shape(x.grid, x.block, x.shared) for one in bundles for x in bundle.load(one).launches]
+            if len(shapes) < len(workload.launches):  # else they were seen and refused: the judge says so
+                raise NoInputs(
+                    f"{request.candidate.name} launches {kernel.name} differently and its own program showed no such "
+                    f"launch: {error}"
+                ) from error
+    return shapes

@@ -243,6 +243,7 @@ class Session:
                         "demangled": launch.data["demangled"],
                         "grid": launch.data["grid"],
                         "block": launch.data["block"],
+                        "shared": launch.data["shared"],
                         "bytes": launch.bytes,
                         "skipped": launch.why,
                     }

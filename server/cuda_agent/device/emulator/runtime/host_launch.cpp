@@ -82,6 +82,16 @@ void run_recorded(const Request &request) {
         recorder.skip(launch, "the kernel failed on the emulator: " + error);
 }
 
+// A launch that never ran still has a shape, and the record says why there is nothing else.
+void record_refused(const Request &request) {
+    auto &recorder = cuda_agent::capture::recorder();
+    if (!recorder.enabled()) return;
+    const unsigned grid[3] = {request.grid.x, request.grid.y, request.grid.z};
+    const unsigned block[3] = {request.block.x, request.block.y, request.block.z};
+    auto launch = recorder.begin(request.kernel->mangled, grid, block, request.shared, "emulator");
+    if (launch.wanted) recorder.skip(launch, "the launch was refused: it asks for more than the device has, or for nothing");
+}
+
 }  // namespace
 
 std::size_t shared_limit(const Kernel *kernel) {
@@ -103,6 +113,7 @@ void cuemu_on_launch(const cuemu::Request &request) {
     }
     const cudaError_t status = limits(request);
     if (status != cudaSuccess) {
+        record_refused(request);
         fail(status);
         return;
     }
