@@ -15,8 +15,9 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -202,8 +203,8 @@ def same_kernel(a: str, b: str) -> bool:
 
 def find(source_file: Path, kernel: str | None = None) -> Workload | None:
     """The newest capture of `kernel` (of any kernel when None) in the nearest `.cuda-agent/captures` at or above the
-    file's folder; None when there is none. Raises WorkloadError when it is broken."""
-    for folder in Path(os.path.abspath(source_file)).parents:
+    file's folder, within its project; None when there is none. Raises WorkloadError when it is broken."""
+    for folder in _project_folders(Path(os.path.abspath(source_file))):
         found: list[tuple[float, Path]] = []
         for entry in (folder / ".cuda-agent" / "captures").glob("*/launch.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -214,6 +215,18 @@ def find(source_file: Path, kernel: str | None = None) -> Workload | None:
             if kernel is None or same_kernel(workload.kernel, kernel):
                 return workload
     return None
+
+
+def _project_folders(source_file: Path) -> Iterator[Path]:
+    """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp) ends
+    the search: what lies there is not this project's."""
+    for folder in source_file.parents:
+        with contextlib.suppress(OSError):
+            if folder != source_file.parent and folder.stat().st_mode & stat.S_IWOTH:
+                return
+        yield folder
+        if (folder / ".git").exists():
+            return
 
 
 def signature(launch: Launch, types: Sequence[str] | None = None) -> tuple[ElementType, ...]:

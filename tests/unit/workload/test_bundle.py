@@ -183,6 +183,19 @@ def test_find_looks_upward_and_takes_the_newest(tmp_path: Path) -> None:
     assert bundle.load(captures, "ns::old") == old
 
 
+def test_find_stays_in_the_project(tmp_path: Path) -> None:
+    open_, repository = tmp_path / "open", tmp_path / "repository"
+    for folder in (open_, repository / "src"):
+        (folder / "p").mkdir(parents=True)
+    for folder in (open_, tmp_path):
+        workload(folder / ".cuda-agent" / "captures" / "k", b"1", kernel="k")
+    open_.chmod(0o777)
+    (repository / ".git").mkdir()
+    assert bundle.find(open_ / "p" / "main.cu") is None
+    assert bundle.find(repository / "src" / "main.cu") is None
+    assert bundle.find(open_ / "main.cu") is not None  # its own folder counts
+
+
 def test_prune_keeps_what_is_used(tmp_path: Path) -> None:
     workload(tmp_path, b"one")
     made = workload(tmp_path, b"two")
