@@ -218,8 +218,8 @@ def find(source_file: Path, kernel: str | None = None) -> Workload | None:
 
 
 def _project_folders(source_file: Path) -> Iterator[Path]:
-    """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp) ends
-    the search: what lies there is not this project's."""
+    """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp)
+    ends the search: what lies there is not this project's."""
     for folder in source_file.parents:
         with contextlib.suppress(OSError):
             if folder != source_file.parent and folder.stat().st_mode & stat.S_IWOTH:
