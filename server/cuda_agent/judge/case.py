@@ -24,6 +24,7 @@ from ..source.symbols import module as parse
 from ..toolchain import names
 from ..workload import bundle, elements, launch_map
 from ..workload.elements import ElementType
+from .edit_tokens import select
 from .options import JudgeOptions
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ class Case:
     @cached_property
     def kernel(self) -> Kernel:
         return self.module.kernel(self.workload.kernel)
+
+    @cached_property
+    def uses_atomics(self) -> bool:
+        """Whether the original's device code does: then its float results may vary from run to run."""
+        selection = select(self.module, self.workload.kernel)
+        words = {token.text for token in selection.device_tokens if token.kind == "word"} if selection else set()
+        return any(word.startswith(("atomic", "fetch_")) for word in words)
 
     @property
     def unchanged_text(self) -> bool:
