@@ -13,6 +13,14 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bar
 
 
+def _launch(event: Mapping[str, Any]) -> str:
+    """One recorded launch as a line; launches that are only counted say nothing."""
+    if event.get("skipped"):
+        return f"{event.get('kernel')}: not kept: {event['skipped']}"
+    grid, block = (tuple(event.get(k) or ()) for k in ("grid", "block"))
+    return f"{event.get('kernel')} <<<{grid}, {block}>>> kept, {int(event.get('bytes') or 0) / 2**20:.1f} MiB"
+
+
 class Progress:
     """Shows the events of a job: `message`, `percentage`. Rejected candidates stay visible as lines above the bar."""
 
@@ -41,12 +49,14 @@ class Progress:
             self._bar = None
 
     def event(self, event: Mapping[str, Any]) -> None:
-        message = str(event.get("message") or event.get("text") or "")
+        message = str(
+            event.get("message") or event.get("text") or (_launch(event) if event.get("type") == "launch" else "")
+        )
         percentage = event.get("percentage")
         if self._quiet or not message:
             return
         if self._bar is not None:
-            if event.get("event") in ("candidate", "log", "warning", "launch"):
+            if event.get("event", event.get("type")) in ("candidate", "log", "note", "output", "launch"):
                 self._bar.console.print(f"  {message}", style="dim", markup=False, highlight=False)
             self._bar.update(self._task, description=message[:90], completed=percentage)
             return
