@@ -56,7 +56,6 @@ void fiber_main() {
         context->linear = thread;
         context->spins = 0;
         context->thread = coordinates(thread, block->block_dim);
-        if (block->tracer != nullptr) trace_thread_start(block->tracer, thread);
         block->thunk(block->function, block->params);
         block->finish_thread(thread);
     }
@@ -95,7 +94,7 @@ void Block::run(unsigned long long linear) {
     shared_static = 0;
     shared_used = (dynamic + 127) / 128 * 128 + kSharedGap;
     if (dynamic != 0) std::memset(shared, kPoison, dynamic);
-    if (tracer != nullptr) trace_block_start(tracer, linear, threads, shared, dynamic);
+    if (tracer != nullptr) trace_block_start(tracer, *this, linear);
     current_warp = launch->warp_order[0];
     if (current_warp >= warps) current_warp = 0;
     current = nullptr;
@@ -262,7 +261,6 @@ void Block::barrier(bool predicate, const void *pc) {
     Warp &w = warp[thread / kWarp];
     std::uint32_t bit = 1u << (thread % kWarp);
     barrier_pc[thread] = pc;
-    if (tracer != nullptr) trace_barrier_arrive(tracer, thread, pc);
     ++arrived;
     true_predicates += predicate ? 1 : 0;
     w.at_barrier |= bit;

@@ -8,12 +8,11 @@
 namespace cuemu {
 
 struct Tracer;
+struct Block;
 
-void trace_block_start(Tracer *, unsigned long long block_index, unsigned threads, unsigned char *shared, std::size_t dynamic);
+void trace_block_start(Tracer *, Block &, unsigned long long block_index);
 void trace_shared_array(Tracer *, std::size_t offset, std::size_t size);
-void trace_thread_start(Tracer *, unsigned thread);
 void trace_thread_end(Tracer *, unsigned thread, bool last_of_warp);
-void trace_barrier_arrive(Tracer *, unsigned thread, const void *pc);
 void trace_barrier_release(Tracer *);
 void trace_warp_sync(Tracer *, unsigned warp, unsigned lanes);
 void trace_fence(Tracer *);

@@ -9,7 +9,8 @@
 
 namespace cuemu {
 
-constexpr std::size_t kStackSize = 256 * 1024;
+// CUDA gives a thread at most 512 KiB of local memory; only what is touched costs memory.
+constexpr std::size_t kStackSize = 1024 * 1024;
 
 struct Binding;
 struct Block;

@@ -57,11 +57,12 @@ template <class... P> struct Layout {
     static constexpr Table table = make();
 
     template <std::size_t... I>
-    static void call_all(void *function, const unsigned char *params, std::index_sequence<I...>) {
+    // Reads of the parameter block are not the kernel's.
+    __attribute__((no_sanitize_thread)) static void call_all(void *function, const unsigned char *params, std::index_sequence<I...>) {
         (void)params;
         reinterpret_cast<void (*)(P...)>(function)(*reinterpret_cast<const P *>(params + table.offsets[I])...);
     }
-    static void thunk(void *function, const unsigned char *params) {
+    __attribute__((no_sanitize_thread)) static void thunk(void *function, const unsigned char *params) {
         call_all(function, params, std::index_sequence_for<P...>{});
     }
 };
@@ -75,14 +76,22 @@ const Kernel *const Registrar<Tag, P...>::entry =
     register_kernel(typeid(Tag).name(), &Layout<P...>::thunk, Layout<P...>::kCount, Layout<P...>::table.offsets,
                     Layout<P...>::table.sizes, Layout<P...>::table.bytes);
 
+// GCC deduces `T *__restrict__` for such a parameter, and cannot form pointers to that.
+template <class T> struct Plain {
+    using type = T;
+};
+template <class T> struct Plain<T *__restrict__> {
+    using type = T *;
+};
+
 template <class Tag, class... P> __attribute__((noinline, no_sanitize_thread)) void bind(const P &...p) {
     Binding *b = current_binding();
-    const Kernel *kernel = Registrar<Tag, P...>::entry;
+    const Kernel *kernel = Registrar<Tag, typename Plain<P>::type...>::entry;
     resolve(kernel, __builtin_return_address(0));
     b->kernel = kernel;
     unsigned i = 0;
     (void)i;
-    ((std::memcpy(b->params + kernel->offsets[i], (const unsigned char *)(&p), sizeof(P)), ++i), ...);  // a plain cast: P may be __restrict__
+    ((std::memcpy(b->params + kernel->offsets[i], (const unsigned char *)(&p), sizeof(P)), ++i), ...);
 }
 
 template <class F> void launch_with(const Config &config, F &&call) {
@@ -97,10 +106,12 @@ template <class F> void launch_with(const Config &config, F &&call) {
     ::cuemu::detail::launch_with(::cuemu::Config config, [&]() { kernel(__VA_ARGS__); })
 
 // `struct cuemu_kernel` is local to the kernel's instantiation: its typeid holds the kernel's mangled name.
+// The empty asm keeps `bind` from becoming a tail call: its return address must lie in the kernel.
 #define CUEMU_KERNEL(...)                                \
     struct cuemu_kernel {};                              \
     if (::cuemu::binding()) {                            \
         ::cuemu::detail::bind<cuemu_kernel>(__VA_ARGS__); \
+        __asm__ volatile("");                            \
         return;                                          \
     }
 
