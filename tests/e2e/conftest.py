@@ -1,4 +1,5 @@
-"""Servers for the headless tests: a workspace with our own softmax, a cache shared by the run, a config folder of its own."""
+"""Servers for the headless tests: a workspace with our own softmax, a cache shared by the run, a config folder of its
+own."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture
 async def started(workspace: Path, cache: Path, tmp_path: Path) -> AsyncIterator[Starter]:
-    """`await started(capabilities, settings=…, options=…, environment=…)`; every server is ended afterwards and must leave
-    nothing behind."""
+    """`await started(capabilities, settings=…, options=…, environment=…)`; every server is ended afterwards and must
+    leave nothing behind."""
     editors: list[Editor] = []
 
     async def begin(capabilities: types.ClientCapabilities, **more: Any) -> Editor:

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Starter
 from editor import Editor, bare, children, command_line, neovim, vscode
 from lsprotocol import types
+
+from conftest import Starter
 
 CLIENTS = {"vscode": (vscode, "utf-16"), "neovim": (neovim, "utf-8")}
 BEYOND = "// 𝔸 𝔹 — outside the BMP: 🚀🚀\n/* 🚀 */ "
@@ -24,10 +25,13 @@ def with_characters_outside_the_bmp(workspace: Path) -> Path:
 
 
 def jobs_below(editor: Editor) -> list[int]:
-    """Processes of running jobs: all but the engine and the compiler-facts process with its guardian."""
-    lines = {pid: command_line(pid) for pid in children(editor.pid)}
-    facts = {pid for pid, line in lines.items() if "cuda_agent.engine" in line}
-    return [pid for pid in lines if pid not in facts]
+    """Processes of running jobs and orphans of theirs: what is below the engine, without the oldest guardian, which is
+    the compiler-facts process's, and what is below that."""
+    engine = next((pid for pid in children(editor.pid) if "cuda_agent.engine --parent" in command_line(pid)), None)
+    below = children(engine) if engine is not None else []
+    facts = min((pid for pid in below if "cuda_agent.engine.job" in command_line(pid)), default=None)
+    kept = {facts, *children(facts)} if facts is not None else set()
+    return [pid for pid in below if pid not in kept]
 
 
 async def until_it_works(editor: Editor) -> None:

@@ -1,4 +1,5 @@
-"""Open, hover, lenses, actions: what the text alone gives, in every encoding, and what untrusted or broken files give."""
+"""Open, hover, lenses, actions: what the text alone gives, in every encoding, and what untrusted or broken files
+give."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Starter
 from editor import Editor, bare, neovim, vscode
 from lsprotocol import types
+
+from conftest import Starter
 
 CLIENTS = {"vscode": (vscode, "utf-16"), "neovim": (neovim, "utf-8"), "bare": (bare, "utf-16")}
 BEYOND = "// 𝔸 𝔹 ℂ, é — outside the BMP: 🚀🚀\n/* 🚀 */ "

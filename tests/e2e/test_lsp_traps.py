@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 from editor import children, command_line
 from raw import Raw

@@ -1,4 +1,5 @@
-"""An empty pygls server: what the same requests cost before any of ours. The gate compares with it, not with a clock."""
+"""An empty pygls server: what the same requests cost before any of ours. The gate compares with it, not with a
+clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How long the editor waits: `python tests/latency/latency.py [--check] [--rounds N]`.
 
-A 2,000-line file with 40 kernels. Each row: p50 and p99 in milliseconds of our server and of an empty pygls server, and
-their ratio. `--check` ends with 1 when a gate is broken. Gates are ratios; where a bare server has nothing to compare, they
-are milliseconds, generous for a busy machine."""
+A 2,000-line file with 40 kernels. Each row: p50 and p99 in milliseconds of our server and of an empty pygls server,
+and their ratio. `--check` ends with 1 when a gate is broken. Gates are ratios; where a bare server has nothing to
+compare, they are milliseconds, generous for a busy machine."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cuda_agent.engine import processes
 from cuda_agent.engine.codec import to_json
 from cuda_agent.engine.messages import Capture, JobDone, JobKind, JobProgress, JobStatus, Log, Optimize, Verify
 from cuda_agent.engine.runner import JobProcess
@@ -91,9 +90,6 @@ class Registry:
         if self._runner is not None:
             await asyncio.gather(self._runner, return_exceptions=True)
 
-    def known_pids(self) -> list[int]:
-        return [pid for job in self.jobs.values() if (pid := job.process.pid) is not None]
-
     async def _run_all(self) -> None:
         while waiting := [job for job in self.jobs.values() if job.state == "queued"]:
             job = waiting[0]
@@ -126,7 +122,6 @@ class Registry:
             status = "cancelled"
             message = f"cancelled; best so far: {job.best}" if job.best else "cancelled"
         await job.process.kill()
-        processes.reap_adopted(self.known_pids())
         self._end(job, status, message, outcome)
 
     def _end(self, job: Job, status: JobStatus, message: str, outcome: Mapping[str, Any] | None) -> None:

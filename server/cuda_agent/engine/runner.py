@@ -51,6 +51,26 @@ def rebuild_error(body: Mapping[str, Any]) -> errors.CudaAgentError:
     return errors.CudaAgentError(message)
 
 
+# Guardians of this process's jobs. Any other child is an orphan of a job whose guardian was killed.
+_guardians: set[int] = set()
+_spawning: set[object] = set()  # starts whose pid is not known yet
+
+
+async def sweep_orphans() -> None:
+    """Kill and reap children that are no guardian: they came back to us because theirs is dead."""
+    while _spawning:
+        await asyncio.sleep(0.002)
+    own = os.getpid()
+    orphans = [pid for pid in processes.children(own) if pid not in _guardians]
+    for pid in orphans:
+        processes.signal_all([*processes.descendants(pid), pid])
+    for _ in range(100):
+        processes.reap_adopted(_guardians)
+        if not any(processes.is_alive(pid) for pid in orphans):
+            return
+        await asyncio.sleep(0.002)
+
+
 class JobProcess:
     """One `python -m cuda_agent.engine.job`. Runs one request at a time."""
 
@@ -68,17 +88,17 @@ class JobProcess:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, cwd: str) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "cuda_agent.engine.job",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=cwd,
-            start_new_session=True,
-            limit=1 << 20,
-        )
+        command = (sys.executable, "-m", "cuda_agent.engine.job")
+        pipe = asyncio.subprocess.PIPE
+        mark = object()
+        _spawning.add(mark)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, start_new_session=True, limit=1 << 20
+            )
+            _guardians.add(self._process.pid)
+        finally:
+            _spawning.discard(mark)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._collect_stderr())]
 
     async def run(self, kind: str, params: Mapping[str, Any], cwd: str) -> Any:
@@ -131,6 +151,8 @@ class JobProcess:
             reason = f"sent something that is not a message ({broken})"
             processes.kill_group(process.pid)
         code = await process.wait()
+        _guardians.discard(process.pid)
+        await sweep_orphans()
         if self._answer is not None and not self._answer.done():
             last = "\n".join(self._stderr)
             text = f"the job's process {reason or describe_exit(code)}; run the action again"

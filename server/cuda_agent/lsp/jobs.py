@@ -122,7 +122,7 @@ class Jobs:
         for job in [job for job in self._jobs.values() if job.submitted]:
             status: JobStatus = "cancelled" if job.cancelled else "failed"
             best = f" Best so far: {job.best}." if job.best else ""
-            message = f"{job.title} stopped: {reason}.{best} Run the action again."
+            message = f"stopped: {reason}.{best} Run the action again."
             self.done(JobDone(job.id, job.kind, job.params.path, job.kernel, status, message))
 
     # ------------------------------------------------------------ inside

@@ -38,7 +38,7 @@ def finish(server: CudaAgentServer, job: Job, event: JobDone) -> None:
         server.proposals.put(proposal)
     server.refresh_soon()
     if event.status == "failed":
-        server.say(event.message, types.MessageType.Warning)
+        server.say(f"{job.title}: {event.message}", types.MessageType.Warning)
     elif event.status == "cancelled":
         server.log(f"{job.title}: {event.message}")
     elif proposal is not None and proposal.verdict.status == "verified":

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 def converter() -> Converter:
-    """lsprotocol's, with the params and results of unknown methods left as the JSON they are: pygls's own turns them into
-    named tuples and drops a key called "type_name"."""
+    """lsprotocol's, with the params and results of unknown methods left as the JSON they are: pygls's own turns them
+    into named tuples and drops a key called "type_name"."""
     made = get_converter()
     for shape in (JsonRPCRequestMessage, JsonRPCResponseMessage, JsonRPCNotification):
         made.register_structure_hook(shape, lambda value, cls: cls(**value))

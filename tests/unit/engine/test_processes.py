@@ -117,7 +117,8 @@ def test_kill_below_reaches_processes_in_other_sessions() -> None:
 def test_die_with_parent() -> None:
     script = """
 import os, subprocess, sys, time
-code = "import sys, time; from cuda_agent.engine import processes; processes.die_with_parent(int(sys.argv[1])); print(1, flush=True); time.sleep(1000)"
+code = "import sys, time; from cuda_agent.engine import processes; processes.die_with_parent(int(sys.argv[1]));"
+code += "print(1, flush=True); time.sleep(1000)"
 child = subprocess.Popen([sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
