@@ -255,3 +255,60 @@ def test_quick_on_the_emulator_counts_traffic(device: Device, tmp_path: Path) ->
     verdict = judge.quick(device, build, workload(tmp_path), ORIGINAL, candidate)
     assert verdict.status == "verified", says(verdict)
     assert 0 < verdict.traffic["sectors_after"] < verdict.traffic["sectors_before"]
+
+
+TOTAL = """\
+#include <cuda_runtime.h>
+__global__ void total(const float *x, float *sum, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        atomicAdd(sum, x[i]);
+}
+"""
+WARP_TOTAL = """\
+    float v = i < n ? x[i] : 0.0f;
+    for (int offset = 16; offset > 0; offset /= 2)
+        v += __shfl_down_sync(0xffffffffu, v, offset);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(sum, v);
+"""
+ATOMIC = "    if (i < n)\n        atomicAdd(sum, x[i]);\n"
+
+
+def total_judged(device: Device, folder: Path, body: str) -> Verdict:
+    """Sum 4,096 floats with float atomics: the original's own result varies with the order."""
+    blobs, count, source = BlobStore(folder / "blobs"), 4096, random.Random(3)
+    values = struct.pack(f"{count}f", *(source.uniform(-1, 3) for _ in range(count)))
+    buffers = (Buffer(0x1000, 4 * count, blobs.put(values), None), Buffer(0x90000, 4, blobs.put(bytes(4)), None))
+    args = (
+        *(Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in range(2)),
+        Arg(16, count.to_bytes(4, "little")),
+    )
+    mangled, plain = "_Z5totalPKfPfi", "total(float const*, float*, int)"
+    launch = Launch(mangled, plain, (count // 128, 1, 1), (128, 1, 1), 0, args, buffers)
+    work = Workload("total", "captured", (launch,), folder, folder / "blobs", "")
+    text = TOTAL.replace(ATOMIC, body)
+    made = Candidate("total", TOTAL, text, edits.minimal(TOTAL, text), "test", "reassociated")
+    build = Build(folder / "total.cu", folder, "nvcc", (), "default")
+    return judge.judge(device, build, work, TOTAL, made, options=OPTIONS)
+
+
+def test_float_atomics_summed_by_warps(device: Device, tmp_path: Path) -> None:
+    verdict = total_judged(device, tmp_path, WARP_TOTAL)
+    assert verdict.status == "verified", says(verdict)
+    assert "in place" in verdict.gates[3].detail
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    if (i < n)\n        sum[0] += x[i];\n",
+        WARP_TOTAL.replace("0xffffffffu, v, offset", "0xffffffffu, v, 1"),
+        WARP_TOTAL.replace("if (threadIdx.x % 32 == 0)", "if (threadIdx.x == 0)"),
+    ],
+)
+def test_broken_atomics(device: Device, tmp_path: Path, body: str) -> None:
+    verdict = total_judged(device, tmp_path, body)
+    assert verdict.status == "rejected", says(verdict)
+    assert stopped_by(verdict) in ("G3", "G6", "G7")
