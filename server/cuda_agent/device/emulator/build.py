@@ -18,6 +18,7 @@ from cuda_agent.toolchain import includes, names, sandbox
 TIMEOUT = 180.0
 # The type name of a kernel's local class (CUEMU_KERNEL): `Z<encoding of the kernel>E12cuemu_kernel`.
 _TAG = re.compile(rb"\0\*?Z([A-Za-z0-9_.$]+)E12cuemu_kernel(?=\0)")
+_UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")
 _C_NAME = re.compile(r"(\d+)([A-Za-z_]\w*)")
 
 
@@ -88,31 +89,29 @@ def _compile(
     readable = [native.include_dir(), *folders, runtime[0].parent]
     cxx = native.compiler()
     original = next(iter(unit.copies.values()))
-    commands = (
-        [cxx, *flags, f"-ffile-prefix-map={work}=.", "-x", "c++", "-c", str(unit.main), "-o", str(compiled)],
-        [cxx, str(compiled), *map(str, runtime), *native.link_flags(True), "-o", str(linked)],
-    )
-    for command in commands:
-        done = sandbox.run(
-            command,
-            work,
-            readable,
-            [work],
-            timeout,
-            required=untrusted,
-            environment={"TMPDIR": str(work)} if not sandbox.available() else None,
-        )
+
+    def run(command: Sequence[str]) -> sandbox.Completed:
+        environment = None if sandbox.available() else {"TMPDIR": str(work)}
+        done = sandbox.run(command, work, readable, [work], timeout, required=untrusted, environment=environment)
         if done.timed_out:
-            raise CompileError(
-                f"g++ took longer than {timeout:.0f} s on {original.name} for the emulator and was stopped.",
-                done.stderr,
-            )
-        if done.returncode != 0:
-            if unit.refused:
-                raise Unsupported(f"{unit.refused[0]}; use a GPU for this file")
-            raise CompileError(
-                f"g++ refused {original.name} for the emulator: {first_error(done.stderr)}", unit.named(done.stderr)
-            )
+            raise CompileError(f"g++ took longer than {timeout:.0f} s on {original.name} and was stopped.", done.stderr)
+        return done
+
+    done = run([cxx, *flags, f"-ffile-prefix-map={work}=.", "-x", "c++", "-c", str(unit.main), "-o", str(compiled)])
+    if done.returncode != 0 and unit.refused:
+        raise Unsupported(f"{unit.refused[0]}; use a GPU for this file")
+    if done.returncode == 0:
+        openmp = [flag for flag in flags if flag.startswith("-fopenmp")]
+        link = [cxx, str(compiled), *map(str, runtime), *native.link_flags(True), *openmp, "-o", str(linked)]
+        link += ["-Wl,--no-demangle", "-Wl,-z,defs"]
+        done = run(link)
+        missing = sorted(set(_UNDEFINED.findall(done.stderr)))
+        if done.returncode != 0 and missing:
+            # What other files of the program define: what touches it faults, this address is never mapped.
+            done = run([*link, *(f"-Wl,--defsym,{name}=16" for name in missing)])
+    if done.returncode != 0:
+        why = first_error(done.stderr)
+        raise CompileError(f"g++ refused {original.name} for the emulator: {why}", unit.named(done.stderr))
     return linked.read_bytes()
 
 

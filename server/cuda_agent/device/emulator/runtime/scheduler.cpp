@@ -95,7 +95,9 @@ void Block::run(unsigned long long linear) {
     shared_used = (dynamic + 127) / 128 * 128 + kSharedGap;
     if (dynamic != 0) std::memset(shared, kPoison, dynamic);
     if (tracer != nullptr) trace_block_start(tracer, *this, linear);
-    current_warp = launch->warp_order[0];
+    // Without a seed the last warp goes first: where a program forgot the barrier between reading what warp 0 left and warp 0's
+    // next write, the readers come first, as they do on a GPU. (A traced launch finds the race whatever the order.)
+    current_warp = launch->seed == 0 ? warps - 1 : launch->warp_order[0];
     if (current_warp >= warps) current_warp = 0;
     current = nullptr;
     if (idle.empty() && !add_fiber()) {
@@ -135,7 +137,7 @@ unsigned Block::pick() {
     if (runnable_warps == 0) return kNone;
     if (!(runnable_warps >> current_warp & 1)) {
         if (launch->seed == 0) {
-            current_warp = static_cast<unsigned>(__builtin_ctz(runnable_warps));
+            current_warp = 31 - static_cast<unsigned>(__builtin_clz(runnable_warps));
         } else {
             for (unsigned w : launch->warp_order)
                 if (runnable_warps >> w & 1) {
@@ -280,7 +282,7 @@ void Block::release_barrier() {
     }
     if (tracer != nullptr) trace_barrier_release(tracer);
     if (launch->seed == 0) {
-        current_warp = static_cast<unsigned>(__builtin_ctz(runnable_warps));
+        current_warp = 31 - static_cast<unsigned>(__builtin_clz(runnable_warps));
     } else {
         for (unsigned w : launch->warp_order)
             if (runnable_warps >> w & 1) {
