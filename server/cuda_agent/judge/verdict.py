@@ -40,9 +40,9 @@ def judge(
     cancelled: Callable[[], bool] | None = None,
     module: Module | None = None,
 ) -> Verdict:
-    """The full judgement. `on_event` gets `{"event": "gate", "id", "name", "status", "detail", "percentage"}` after
-    each gate. Raises Cancelled when `cancelled()` turns true; the worker is killed then. Everything else ends in the
-    verdict."""
+    """The full judgement. `on_event` gets `{"event": "gate", "id", "name", "status", "detail", "message",
+    "percentage"}` after each gate. Raises Cancelled when `cancelled()` turns true; the worker is killed then.
+    Everything else ends in the verdict."""
     case = _case(device, build, workload, original, candidate, options, cancelled, module)
     results = _ask(case, GATES, on_event, quick=False)
     return _sum_up(case, results, quick=False)
@@ -105,6 +105,7 @@ def _ask(case: Case, gates: tuple[Gate, ...], on_event: OnEvent | None, *, quick
                     "name": result.name,
                     "status": result.status,
                     "detail": result.detail,
+                    "message": f"{result.id} {result.name}: {result.status.replace('-', ' ')}",
                     "percentage": round(100 * (number + 1) / len(gates)),
                 }
             )
