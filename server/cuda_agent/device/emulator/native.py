@@ -1,7 +1,7 @@
-"""The emulator's runtime as Python sees it: building its objects once, loading a compiled module, launching its kernels.
+"""The emulator's runtime as Python sees it: its objects built once, a compiled module loaded, kernels launched.
 
-A module is a shared object made by g++ from translated CUDA C++ and linked with the runtime (README.md). Its kernels are launched
-by mangled name from the raw bytes of a CUDA parameter block; memory is this process's.
+A module is a shared object made by g++ from translated CUDA C++ and linked with the runtime (README.md). Its kernels
+are launched by mangled name from the raw bytes of a CUDA parameter block; memory is this process's.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def runtime_objects() -> tuple[Path, ...]:
 
 
 def _compile_all(cxx: str, jobs: Sequence[tuple[Path, Path, Path]]) -> None:
-    """Compile (source, scratch object, final object), as many at once as there are cores; each moves into place whole."""
+    """Compile (source, scratch object, final object), one for each core at once; each moves into place whole."""
     width = max(1, os.cpu_count() or 1)
     for start in range(0, len(jobs), width):
         running = []
@@ -208,8 +208,8 @@ class GlobalInfo:
 class LaunchOutcome:
     """`error` is None when the grid ran to its end. The rest is empty unless `trace` was asked for.
 
-    findings: {kind, line, file, block, thread, buffer, at, text, other_line?}; traffic: {requests, sectors, bytes, …, by_line};
-    written: per region the byte ranges that were stored to; notes: what the tracer left out, in sentences.
+    findings: {kind, line, file, block, thread, buffer, at, text, other_line?}; traffic: {requests, sectors, bytes, …,
+    by_line}; written: per region the byte ranges that were stored to; notes: what the tracer left out, in sentences.
     """
 
     error: str | None
@@ -306,11 +306,11 @@ class Module:
         threads: int = 0,
         guard: int = 4096,
     ) -> LaunchOutcome:
-        """Run the grid and wait. `args` is the parameter block; `regions` are the (address, size) of the buffers it may touch.
+        """Run the grid and wait. `args` is the parameter block; `regions`: (address, size) of the buffers it may touch.
 
-        `guard`: bytes on each side of a region that an access may fall into without harm (it is reported); farther off the launch
-        stops. `seed` permutes the order in which threads run to their next barrier. Raises DeviceError for an unknown kernel or a
-        short parameter block.
+        `guard`: bytes on each side of a region that a stray access may fall into without harm (it is reported); a write
+        farther off stops the launch. `seed` permutes the order in which threads run to their next barrier; `threads` is
+        the number of OS threads, 0 for all cores. Raises DeviceError for an unknown kernel or a short parameter block.
         """
         kernel = next((k for k in self._kernels if k.mangled == mangled), None)
         if kernel is None:
