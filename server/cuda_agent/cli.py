@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from cuda_agent.agent.loop import Outcome
     from cuda_agent.judge import JudgeOptions
     from cuda_agent.progress import Progress
+
+
+INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -137,33 +142,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     from cuda_agent.progress import Progress
 
     stop = threading.Event()
-    signal.signal(signal.SIGINT, _on_interrupt(stop))
-    try:
-        with Progress(quiet=False) as progress:
-            run = {
-                "facts": _facts,
-                "capture": _capture,
-                "verify": _verify,
-                "bench": _bench,
-                "optimize": _optimize,
-                "doctor": _doctor,
-            }
-            result = run[arguments.command](arguments, progress, stop)
-    except Cancelled as error:
-        return _fail(arguments, error, 130)
-    except CudaAgentError as error:
-        return _fail(arguments, error, error.exit_code)
-    return result
+    with _interrupts(stop):
+        try:
+            with Progress(quiet=False) as progress:
+                code = _COMMANDS[arguments.command](arguments, progress, stop)
+        except Cancelled as error:
+            return _fail(arguments, error, INTERRUPTED)
+        except CudaAgentError as error:
+            return _fail(arguments, error, error.exit_code)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:  # the reader of our output has gone (`| head`): there is nobody to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return INTERRUPTED
+    return INTERRUPTED if stop.is_set() and code != 0 else code
 
 
-def _on_interrupt(stop: threading.Event) -> Any:
+@contextmanager
+def _interrupts(stop: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) sets `stop`, the second raises KeyboardInterrupt."""
+
     def handler(signum: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
         print("\nstopping: the best so far is kept (press Ctrl-C again to leave at once)", file=sys.stderr)
 
-    return handler
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _fail(arguments: argparse.Namespace, error: CudaAgentError, code: int) -> int:
@@ -361,6 +374,15 @@ def _doctor(arguments: argparse.Namespace, progress: Progress, stop: threading.E
         doctor_table(found)
     return 0
 
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress, threading.Event], int]] = {
+    "facts": _facts,
+    "capture": _capture,
+    "verify": _verify,
+    "bench": _bench,
+    "optimize": _optimize,
+    "doctor": _doctor,
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

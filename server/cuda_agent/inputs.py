@@ -66,8 +66,9 @@ def find_or_make_all(
 ) -> list[Workload]:
     """The inputs of every kernel of the file (or of `kernels`) that has some: what was captured before, else what one
     run of the program gives, else synthetic ones for a single kernel. Never empty: NoInputs says what to do next.
+    SourceError for a name in `kernels` that is not in the file.
     """
-    names = list(kernels) if kernels else [k.id for k in module.kernels]
+    names = [module.kernel(name).id for name in kernels] if kernels else [k.id for k in module.kernels]
     if not names:
         raise NoInputs(f"there is no kernel in {path.name}")
     fresh = bool(args) or run_command is not None

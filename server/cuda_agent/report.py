@@ -16,6 +16,7 @@ from rich.table import Table
 
 from cuda_agent.errors import ToolMissing
 from cuda_agent.hints import occupancy
+from cuda_agent.inputs import read_source
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import build as builds
@@ -36,7 +37,7 @@ def _console() -> Console:
 
 def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, Any]:
     """Facts of every kernel (or one) of a file, by instantiation. CompileError, ToolMissing."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    text = read_source(path)
     module = parse_module(Document(str(path), text))
     wanted = module.kernel(kernel).qualified_name if kernel else None
     build = builds.find_build(path)

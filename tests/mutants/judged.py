@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive import Archive
 
+from archive import Archive
 from cuda_agent import cli
 
 

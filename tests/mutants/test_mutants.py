@@ -1,4 +1,4 @@
-"""Every archive here is a rewrite with a known fault (or none): the right gate stops it, on the emulator and on a GPU."""
+"""Every archive is a rewrite with a known fault (or none): the right gate stops it, on the emulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import judged
 import pytest
+
 from archive import Archive, archives
 
 ARCHIVES = [Archive.read(path) for path in archives(Path(__file__).parent)]

@@ -133,9 +133,10 @@ class _Search:
         self.request, self.device, self.build, self.text = request, device, build, text
         self.kernel, self.workload, self.say, self.stop = kernel, workload, say, stop
         self.budget = Budget(request.budget_s, request.max_candidates)
-        self.trajectory = Trajectory(request.trajectory)
+        self.trajectory = Trajectory(request.trajectory, request.path.parent)
         self.seen: set[str] = set()
-        self.traffic: Mapping[str, Any] = {}
+        self._refused: set[str] = set()  # candidates that the full judge did not accept
+        self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
 
     # ------------------------------------------------------------ the loop
 
@@ -153,18 +154,17 @@ class _Search:
             launches=len(self.workload.launches),
         )
         try:
-            while not self.budget.exhausted:
+            while not (self.budget.exhausted or self._hopeless):
                 proposals = list(policy.propose(state))
                 if not proposals:
                     break
                 for candidate, binary, note in self._compile_all(proposals):
-                    if self.budget.exhausted:
+                    if self.budget.exhausted or self._hopeless:
                         break
                     state.steps.append(self._judge(candidate, binary, note))
+            return self._finish(state)
         except Cancelled:
-            if state.best is None:
-                raise
-        return self._finish(state)
+            return self._stopped(state)
 
     def _compile_all(self, proposals: Sequence[Candidate]) -> Iterator[tuple[Candidate, Binary | None, str]]:
         """Compiles ahead in parallel, yields in the policy's order."""
@@ -208,7 +208,21 @@ class _Search:
 
     def _quick(self, candidate: Candidate) -> tuple[Verdict | None, str]:
         try:
-            return judge.quick(
+            verdict = self._asked(judge.quick, candidate)
+        except DeviceError as error:
+            self.device.restart()
+            return None, str(error)
+        self._hopeless = any(
+            gate.undecided and (gate.id == "G2" or gate.data.get("error") == "WorkloadError") for gate in verdict.gates
+        )
+        return verdict, ""
+
+    def _asked(self, ask: Callable[..., Verdict], candidate: Candidate, **more: Any) -> Verdict:
+        """A verdict. Where a worker ended under it and nothing was decided it is asked for once more: the worker may
+        have been killed for memory, or by a person."""
+        for _ in range(2):
+            worker = self.device.pid
+            verdict = ask(
                 self.device,
                 self.build,
                 self.workload,
@@ -216,10 +230,11 @@ class _Search:
                 candidate,
                 options=self.request.options,
                 cancelled=self.stop,
-            ), ""
-        except DeviceError as error:
-            self.device.restart()
-            return None, str(error)
+                **more,
+            )
+            if verdict.status != "undecided" or self.device.pid == worker:
+                break
+        return verdict
 
     def _finish(self, state: State) -> Outcome:
         """The full judge on the best candidates, best first, until one holds."""
@@ -230,20 +245,12 @@ class _Search:
         smallest = (self._smallest(step, state) for step in ranked[:5])
         for step in {step.candidate.id: step for step in smallest}.values():
             self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
-            verdict = judge.judge(
-                self.device,
-                self.build,
-                self.workload,
-                self.text,
-                step.candidate,
-                options=self.request.options,
-                on_event=self.say,
-                cancelled=self.stop,
-            )
+            verdict = self._asked(judge.judge, step.candidate, on_event=self.say)
             outcome = self._outcome(step, verdict, state)
             holds = verdict.faster or self.device.info.kind == "emulator"
             if verdict.status == "verified" and holds:
                 return outcome
+            self._refused.add(step.candidate.id)
             rejected = rejected or outcome
         if rejected is not None and rejected.status != "verified":
             return rejected
@@ -261,6 +268,22 @@ class _Search:
             source_hash=self._hash(),
             steps=tuple(state.steps),
         )
+
+    def _stopped(self, state: State) -> Outcome:
+        """What a stopped search has: its best candidate, which passed the quick gates only. Raises Cancelled when there
+        is none that is better than the original."""
+        found = [s for s in state.steps if s.score is not None and s.candidate.id not in self._refused]
+        best = max(found, key=lambda s: s.score or 0.0, default=None)
+        if best is None or best.verdict is None or (best.score or 0.0) < GAIN:
+            raise Cancelled(f"stopped after {self.budget.tried} candidates: nothing better was found so far")
+        best = self._smallest(best, state)
+        assert best.verdict is not None
+        outcome = self._outcome(best, replace(best.verdict, status="undecided"), state)
+        message = (
+            f"stopped after {self.budget.tried} candidates; the best so far, {best.candidate.origin}, passed the quick "
+            "gates but has no full verdict"
+        )
+        return replace(outcome, message=message, evidence={**outcome.evidence, "headline": message})
 
     @staticmethod
     def _smallest(step: Step, state: State) -> Step:
@@ -392,8 +415,11 @@ def optimize_all(
             one = replace(request, kernel=workload.kernel, budget_s=share, text=text)
             try:
                 outcomes.append(optimize(one, on_event=say, cancelled=cancelled, device=device, workload=workload))
-            except Cancelled:
-                raise
+            except Cancelled as error:
+                if not outcomes:
+                    raise
+                outcomes.append(Outcome("undecided", workload.kernel, str(error)))
+                break
             except CudaAgentError as error:
                 outcomes.append(Outcome("undecided", workload.kernel, str(error)))
                 device.restart()

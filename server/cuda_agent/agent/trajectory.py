@@ -1,8 +1,7 @@
 """The trajectory: one JSON line a step, enough to replay a search or to train on it later.
 
-Lines: `{"step": "start"|"candidate"|"best"|"end", "time": seconds since start, …}`. A candidate line has its whole
-text, where it
-came from, the gates, the timing and the score. No environment, no paths outside the file's own name.
+Lines: `{"step": "start"|"candidate"|"end", "time": seconds since start, …}`. A candidate line has its whole text, where
+it came from, the gates, the timing and the score. No environment, no paths: the source file's folder reads `.`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,18 @@ log = logging.getLogger(__name__)
 class Trajectory:
     """Appends to `path`; a disk that is full loses the record, never the search."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, folder: Path | None = None) -> None:
+        """`folder` is the source file's: it is not written out."""
         self.path = path
+        self._folder = json.dumps(str(folder.absolute()))[1:-1] if folder else ""
         self._start = time.monotonic()
 
     def append(self, step: str, **fields: Any) -> None:
         if self.path is None:
             return
         line = json.dumps({"step": step, "time": round(time.monotonic() - self._start, 3), **fields})
+        if self._folder.strip("/"):
+            line = line.replace(self._folder, ".")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:

@@ -109,6 +109,10 @@ class Session:
 
     def compile(self, file: Path, program: Path, build: Build) -> None:
         """Builds a whole program. Raises CompileError, ToolMissing."""
+        if self.device == "emulator":
+            from cuda_agent.device.emulator import native
+
+            native.compiler()
         with tempfile.TemporaryDirectory(prefix="cuda-agent-nvcc-") as folder:
             tools = self._install(Path(folder) / "cuda", None)
             if tools is None:
