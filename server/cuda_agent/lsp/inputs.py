@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING
 
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.model import Kernel
+from cuda_agent.workload.bundle import project_folders
 
 if TYPE_CHECKING:
     from cuda_agent.lsp.server import CudaAgentServer
 
-CAPTURES = Path(".cuda-agent") / "captures"
 KEEP_S = 1.0
 _seen: dict[Path, tuple[float, bool]] = {}
 
 
 def has_inputs(path: Path) -> bool:
-    """An earlier capture in this folder or above, or a kernels.toml beside the file. Remembered for a second."""
+    """An earlier capture where a search would look for it, or a kernels.toml beside the file. Remembered for a
+    second."""
     now = time.monotonic()
     known = _seen.get(path)
     if known is not None and now - known[0] < KEEP_S:
         return known[1]
-    found = (path.parent / "kernels.toml").is_file() or any((folder / CAPTURES).is_dir() for folder in path.parents)
+    found = (path.parent / "kernels.toml").is_file() or any(
+        (folder / ".cuda-agent" / "captures").is_dir() for folder in project_folders(path)
+    )
     _seen[path] = (now, found)
     return found
 

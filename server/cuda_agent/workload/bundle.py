@@ -204,7 +204,7 @@ def same_kernel(a: str, b: str) -> bool:
 def find(source_file: Path, kernel: str | None = None) -> Workload | None:
     """The newest capture of `kernel` (of any kernel when None) in the nearest `.cuda-agent/captures` at or above the
     file's folder, within its project; None when there is none. Raises WorkloadError when it is broken."""
-    for folder in _project_folders(Path(os.path.abspath(source_file))):
+    for folder in project_folders(Path(os.path.abspath(source_file))):
         found: list[tuple[float, Path]] = []
         for entry in (folder / ".cuda-agent" / "captures").glob("*/launch.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -217,7 +217,7 @@ def find(source_file: Path, kernel: str | None = None) -> Workload | None:
     return None
 
 
-def _project_folders(source_file: Path) -> Iterator[Path]:
+def project_folders(source_file: Path) -> Iterator[Path]:
     """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp)
     ends the search: what lies there is not this project's."""
     for folder in source_file.parents:

@@ -36,8 +36,10 @@ def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[typ
         return
     if proposal is not None:
         yield from proposal_row(proposal)
-        return
-    yield _plain(render.facts_title(file.module, kernel, server.facts.of(file, kernel)))
+        if proposal.state == "fresh" and proposal.verdict.status == "verified":
+            return
+    else:
+        yield _plain(render.facts_title(file.module, kernel, server.facts.of(file, kernel)))
     if not server.trust.trusted and not server.trust.told:
         yield types.Command(title="Trust this folder", command="cudaAgent.trust", arguments=[{"uri": file.uri}])
     if inputs.why_no_inputs(server, file, kernel) is None:
