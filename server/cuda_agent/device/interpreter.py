@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from cuda_agent.device import compare as numeric
 from cuda_agent.device.backend import Backend, Configuration, OutOfMemory, Region
-from cuda_agent.device.jobs import StepFailed, relocate
+from cuda_agent.device.jobs import CANARY, StepFailed, relocate
 
 ALIGN = 256  # what cudaMalloc promises
 PRISTINE_SHARE = 0.25  # of free memory: initial bytes kept on the device between the steps of a job
@@ -252,7 +252,7 @@ class Interpreter:
             args=args,
             regions=regions,
             trace=trace,
-            guard=int(step.get("canary", 0)),
+            guard=int(step.get("canary", CANARY)),
             seed=int(step.get("seed", 0)),
         )
 
@@ -274,7 +274,7 @@ class Interpreter:
 
     def _op_launch(self, step: Mapping[str, Any]) -> Reply:
         module = self.module(step["module"])
-        canary = int(step.get("canary", 4096))
+        canary = int(step.get("canary", CANARY))
         shift = int(step.get("shift", 0))
         placed = [self.place(spec, canary, shift) for spec in step["buffers"]]
         self.set_globals(step)
