@@ -61,7 +61,7 @@ _UNSUPPORTED_WORDS = {
 }
 _UNSUPPORTED_HEADERS = re.compile(
     r"#\s*include\s*<((?:thrust|cuda|cute|cutlass|nvtx3)/[^>]*|mma\.h|nccl\.h|nvrtc\.h"
-    r"|(?:cublas|cufft|cudnn|cusparse|cusolver|npp)\w*\.h|cub/(?!cub\.cuh|block/block_reduce\.cuh)[^>]*)>"
+    r"|(?:cublas|cufft|cudnn|cusparse|cusolver|npp)\w*\.h|cub/(?!cub\.cuh|(?:block/block|warp/warp)_(?:reduce|scan)\.cuh)[^>]*)>"
     r"|#\s*include\s*\"((?:cublas|cufft|cudnn|cusparse|cusolver)\w*\.h)\""
 )
 

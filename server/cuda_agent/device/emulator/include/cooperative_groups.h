@@ -95,6 +95,7 @@ template <unsigned N> inline std::uint32_t tile_mask() {
 template <unsigned N, class Parent = void> class thread_block_tile : public detail::Lanes {
   public:
     thread_block_tile() : Lanes(tile_mask<N>()) {}
+    template <class Other> thread_block_tile(const thread_block_tile<N, Other> &) : thread_block_tile() {}
     static constexpr unsigned size() { return N; }
     static constexpr unsigned num_threads() { return N; }
     unsigned thread_rank() const { return ::cuemu::lane_id() & (N - 1); }
