@@ -27,7 +27,7 @@ def main() -> int:
         shutil.copy(SOURCE, copy)
         code = cli.main(["optimize", str(copy), "--args", SIZES[kind], "--budget", "120", *sys.argv[1:]])
     if kind == "emulator" and code == 0:
-        print("\nNot measured: there is no GPU here. On a machine with one, the same command measures the speed.")
+        print("\nThe speed is not measured: there is no GPU here. On a machine with one the same command measures it.")
     return code
 
 

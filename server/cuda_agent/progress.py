@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,11 +13,19 @@ from rich.progress import Progress as Bar
 
 
 def _launch(event: Mapping[str, Any]) -> str:
-    """One recorded launch as a line; launches that are only counted say nothing."""
-    if event.get("skipped"):
-        return f"{event.get('kernel')}: not kept: {event['skipped']}"
-    grid, block = (tuple(event.get(k) or ()) for k in ("grid", "block"))
-    return f"{event.get('kernel')} <<<{grid}, {block}>>> kept, {int(event.get('bytes') or 0) / 2**20:.1f} MiB"
+    """`softmax_rows<<<2, 256>>>: 1.2 MiB kept`, or why it was not kept."""
+    shape = ", ".join(_dims(event.get(key) or ()) for key in ("grid", "block"))
+    kept = f"{int(event.get('bytes') or 0) / 2**20:.1f} MiB kept"
+    skipped = event.get("skipped")
+    return f"{event.get('kernel')}<<<{shape}>>>: {f'not kept, {skipped}' if skipped else kept}"
+
+
+def _dims(dims: Sequence[int]) -> str:
+    used = [n for at, n in enumerate(dims) if any(m != 1 for m in dims[at:])] or [1]
+    return str(used[0]) if len(used) == 1 else f"({', '.join(map(str, used))})"
+
+
+_AROUND = 40  # columns of the bar, the spinner and the clock
 
 
 class Progress:
@@ -27,7 +34,7 @@ class Progress:
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(stderr=True)
         self._quiet = quiet
-        self._last = ("", 0.0)
+        self._last = ""
         self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
@@ -55,14 +62,18 @@ class Progress:
         percentage = event.get("percentage")
         if self._quiet or not message:
             return
+        kind = event.get("event", event.get("type"))
         if self._bar is not None:
-            if event.get("event", event.get("type")) in ("candidate", "log", "note", "output", "launch"):
+            if kind in ("candidate", "log", "note", "output", "launch"):
                 self._bar.console.print(f"  {message}", style="dim", markup=False, highlight=False)
-            self._bar.update(self._task, description=message[:90], completed=percentage)
+            room = max(20, self._console.width - _AROUND)
+            shown = message if len(message) <= room else message[: room - 1] + "…"
+            self._bar.update(self._task, description=shown.replace("[", r"\["), completed=percentage)
             return
-        now = time.monotonic()
-        if message != self._last[0]:
+        if kind == "gate" and event.get("status") == "not-run" and not event.get("undecided"):
+            return
+        if message != self._last:
             print(
                 f"[{percentage:3.0f} %] {message}" if percentage is not None else message, file=sys.stderr, flush=True
             )
-            self._last = (message, now)
+            self._last = message

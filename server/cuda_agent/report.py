@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from cuda_agent.errors import ToolMissing
 from cuda_agent.hints import occupancy
@@ -65,21 +65,25 @@ def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, An
 
 
 def facts_table(found: Mapping[str, Any]) -> None:
-    table = Table(title=f"{Path(found['file']).name} · {found['arch']} · flags from {found['flags_from']}")
-    for column in ("kernel", "registers", "shared", "stack", "spills", "instructions", "occupancy at 256 threads"):
-        table.add_column(column, justify="left" if column == "kernel" else "right")
+    console = _console()
+    console.print(f"{Path(found['file']).name} · {found['arch']} · flags from {found['flags_from']}", style="bold")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kernel", overflow="fold", ratio=1)
+    for column in ("registers", "shared", "stack", "spills", "instr.", "occupancy*"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in found["kernels"]:
         spills = row["spill_stores"] + row["spill_loads"]
         table.add_row(
-            row["demangled"],
+            Text(row["demangled"]),
             str(row["registers"]),
             f"{row['shared_bytes']} B",
             f"{row['stack_bytes']} B",
-            f"{spills} B" if spills else "none",
+            Text(f"{spills} B", style="yellow") if spills else "none",
             str(row["instructions"]),
             f"{row['occupancy']['warps'] / row['occupancy']['max_warps']:.0%}",
         )
-    _console().print(table)
+    console.print(table)
+    console.print("* with blocks of 256 threads and no dynamic shared memory", style="dim")
 
 
 # ---------------------------------------------------------------- capture
@@ -119,14 +123,25 @@ def _bytes(n: float) -> str:
 # ---------------------------------------------------------------- verdicts
 
 
+_DIFF = {"---": "bold", "+++": "bold", "@@": "cyan", "-": "red", "+": "green"}
+
+
 def show_evidence(evidence: Mapping[str, Any]) -> None:
     """The diff in colour, then the evidence."""
     from cuda_agent.judge.evidence import render_text
 
     console = _console()
-    if evidence.get("diff"):
-        console.print(Syntax(evidence["diff"], "diff", background_color="default"))
+    show_diff(console, evidence.get("diff") or "")
     render_text(console, evidence)
+
+
+def show_diff(console: Console, diff: str) -> None:
+    """In colour, whole lines: they are to be read and copied."""
+    for line in diff.splitlines():
+        style = next((style for start, style in _DIFF.items() if line.startswith(start)), "")
+        console.print(Text(line, style=style), soft_wrap=True)
+    if diff:
+        console.print()
 
 
 def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:

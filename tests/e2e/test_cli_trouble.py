@@ -37,7 +37,7 @@ def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
 
 
 def judged(command: Running) -> Callable[[], bool]:
-    return lambda: "%] rule:" in command.err
+    return lambda: "%] row-per-warp" in command.err
 
 
 # ---------------------------------------------------------------- killed, interrupted
@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_at_once_is_said(start: Start) -> None:
 @needs_gxx
 def test_ctrl_c_keeps_the_best_and_leaves_no_process(start: Start) -> None:
     command = start()
-    command.until("a first good candidate", lambda: "row-per-warp(lanes=32): " in command.err)
+    command.until("a first good candidate", lambda: "row-per-warp(lanes=32): predicted" in command.err)
     children = below(command.pid)
     assert workers(command.pid)
     command.interrupt()

@@ -24,7 +24,7 @@ from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, SourceError
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, find_or_make_all, read_source
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.judge.evidence import headline, to_json
+from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
 from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
@@ -244,8 +244,14 @@ class _Search:
         rejected: Outcome | None = None
         smallest = (self._smallest(step, state) for step in ranked[:5])
         for step in {step.candidate.id: step for step in smallest}.values():
-            self.say({"event": "phase", "message": f"full verdict on {step.candidate.origin}", "percentage": 92})
-            verdict = self._asked(judge.judge, step.candidate, on_event=self.say)
+            self.say(
+                {
+                    "event": "phase",
+                    "message": f"full verdict on {step.candidate.origin.removeprefix('rule:')}",
+                    "percentage": 92,
+                }
+            )
+            verdict = self._asked(judge.judge, step.candidate, on_event=self._late)
             outcome = self._outcome(step, verdict, state)
             holds = verdict.faster or self.device.info.kind == "emulator"
             if verdict.status == "verified" and holds:
@@ -353,7 +359,8 @@ class _Search:
         return 1.0 if self.device.info.kind == "emulator" else 1.01
 
     def _describe(self, step: Step) -> Event:
-        best = f"{step.score:.2f}×" if step.score is not None else "rejected"
+        gain = self._gain(step)
+        name = step.candidate.origin.removeprefix("rule:")
         return {
             "event": "candidate",
             "origin": step.candidate.origin,
@@ -363,8 +370,22 @@ class _Search:
             "note": step.note,
             "tried": self.budget.tried,
             "percentage": self._percent(),
-            "message": f"{step.candidate.origin}: {best if not step.note else step.note}",
+            "gain": gain,
+            "message": f"{name}: {step.note or gain or 'rejected'}",
         }
+
+    def _gain(self, step: Step) -> str:
+        """What may be said of a candidate that passed the quick gates: a time on a GPU, predicted sectors elsewhere."""
+        if step.verdict is None or step.score is None:
+            return ""
+        if step.verdict.timing is not None:
+            return f"{step.verdict.timing.ratio:.2f}×"
+        return traffic_sentence(step.verdict.traffic) or "same results"
+
+    def _late(self, event: Event) -> None:
+        """A full verdict's own 0 to 100 % are the last of ours."""
+        own = event.get("percentage")
+        self.say({**event, "percentage": 92 + 8 * own // 100} if isinstance(own, int) else event)
 
     def _percent(self) -> int:
         return 5 + int(85 * self.budget.share)

@@ -163,7 +163,7 @@ class _Best:
         kept: Mapping[str, Any] | None = None
         score = event.get("score")
         if isinstance(score, (int, float)) and score > self.score:
-            self.score, best = float(score), f"{score:.2f}× {event.get('origin', '')}".strip()
+            self.score, best = float(score), f"{event.get('gain', '')} by {event.get('origin', '')}"
             if event.get("candidate") is not None and event.get("verdict") is not None:
                 kept = {"candidate": to_json(event["candidate"]), "verdict": to_json(event["verdict"])}
         _say(self.report, event, best, kept)

@@ -168,6 +168,8 @@ def traffic_sentence(traffic: Mapping[str, float]) -> str:
     if not before or after is None:
         return ""
     change = (after - before) / before * 100
+    if before == after:
+        return f"predicted sectors unchanged ({_count(before)})"
     sign = "−" if change < 0 else "+"
     return f"predicted sectors {_count(before)} → {_count(after)} ({sign}{abs(change):.0f} %)"
 
@@ -210,7 +212,7 @@ def render_text(console: Console, evidence: Mapping[str, Any]) -> None:
     if numeric is not None:
         console.print(numeric)
     sentence = traffic_sentence(evidence["traffic"])
-    if sentence:
+    if sentence and evidence["status"] == "verified":
         measured = "" if evidence["timing"] else "; not measured"
         console.print(Text(f"{sentence}{measured}", style="cyan"))
     for assumption in (evidence.get("candidate") or {}).get("assumptions", ()):
