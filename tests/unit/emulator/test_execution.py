@@ -31,6 +31,12 @@ def test_names_and_layout(basic: Kernels) -> None:
     assert takes.offsets == (0, 8, 24, 32, 40)
     assert takes.sizes == (1, 16, 2, 8, 12)
     assert takes.bytes == 52
+    # Internal linkage: nvcc's names, not g++'s with their L.
+    assert {"_Z4onlyPi", "_ZN2ns4onlyEPi", "_ZN2ns4eachIiEEvPT_"} <= set(basic.names)
+    out = ints(4)
+    for name, expected in (("_Z4onlyPi", 1), ("_ZN2ns4onlyEPi", 2), ("_ZN2ns4eachIiEEvPT_", 3)):
+        assert basic.run(name, 1, 1, out).error is None
+        assert out[0] == expected
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
@@ -109,7 +115,7 @@ def test_parameters_structs_and_globals(basic: Kernels) -> None:
     module = basic.module
     names = {g.name: g for g in module.globals()}
     assert (names["counter"].mangled, names["counter"].size) == ("counter", 4)
-    assert (names["weights"].mangled, names["weights"].size) == ("_ZL7weights", 12)
+    assert (names["weights"].mangled, names["weights"].size) == ("weights", 12)  # static, named as nvcc names it
     module.write_global("counter", np.int32(11).tobytes())
     assert np.frombuffer(module.read_global("counter"), np.int32)[0] == 11
     assert module.launch(kernel.mangled, (1, 1, 1), (1, 1, 1), 0, bytes(data)).error is None

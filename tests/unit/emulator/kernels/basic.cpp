@@ -164,8 +164,15 @@ __global__ void stuck(int *p) { CUEMU_KERNEL(p); if (threadIdx.x < 3) __syncwarp
 __global__ void unnamed(int *p) { CUEMU_KERNEL(p); p[0] = __shfl_sync(1, p[1], 0); }
 __global__ void deep(int *p) { CUEMU_KERNEL(p); volatile int a[100]; a[p[0] % 100] = p[0]; if (p[0] == 0) deep(p); p[1] = a[3]; }
 
+static __global__ void only(int *p) { CUEMU_KERNEL(p); p[0] = 1; }
+namespace ns {
+static __global__ void only(int *p) { CUEMU_KERNEL(p); p[0] = 2; }
+template <class T> static __global__ void each(T *p) { CUEMU_KERNEL(p); p[0] = 3; }
+}  // namespace ns
+
 // Host code of the module: launches decide which templates exist.
 void host(const float *a, float *b, const double *c, double *d) {
     CUEMU_LAUNCH((sum_blocks), (1, 256), a, b);
+    CUEMU_LAUNCH((ns::each), (1, 1), static_cast<int *>(nullptr));
     CUEMU_LAUNCH((sum_blocks<double>), (dim3(1), dim3(256), 0, nullptr), c, d);
 }

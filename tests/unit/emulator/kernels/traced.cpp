@@ -102,7 +102,7 @@ __global__ void bytes(unsigned char *out) {
 
 __global__ void byte_in_word(unsigned *out) {
     CUEMU_KERNEL(out);
-    if (threadIdx.x == 0) out[0] = 1;
+    if (threadIdx.x == 0) out[0] = 1;  // word race
     if (threadIdx.x == 40) reinterpret_cast<unsigned char *>(out)[2] = 1;  // byte race
 }
 

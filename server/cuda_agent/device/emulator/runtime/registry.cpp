@@ -42,8 +42,31 @@ std::string mangled_from_tag(const char *tag) {
     return "_Z" + encoding;
 }
 
+// g++ marks names with internal linkage by an L (_ZL1kPi, _ZN2nsL1kEPi); nvcc leaves it out. Names here are nvcc's.
+std::string without_internal_mark(const std::string &symbol) {
+    if (symbol.compare(0, 2, "_Z") != 0) return symbol;
+    std::size_t at = 2;
+    if (at < symbol.size() && symbol[at] == 'N') ++at;
+    auto digit = [&](std::size_t i) { return i < symbol.size() && symbol[i] >= '0' && symbol[i] <= '9'; };
+    while (at < symbol.size()) {
+        if (symbol[at] == 'L' && digit(at + 1)) return symbol.substr(0, at) + symbol.substr(at + 1);
+        if (!digit(at)) break;
+        std::size_t length = 0;
+        while (digit(at)) length = length * 10 + static_cast<std::size_t>(symbol[at++] - '0');
+        at += length;
+    }
+    return symbol;
+}
+
+// Variables of the global namespace have plain names, static ones too.
+std::string variable_name(const std::string &symbol) {
+    std::string plain = without_internal_mark(symbol);
+    if (plain == symbol || !digits_only_name(plain.substr(2))) return symbol;
+    return plain.substr(plain.find_first_not_of("0123456789", 2));
+}
+
 const Kernel *resolved(Kernel &kernel) {
-    if (kernel.function == nullptr) kernel.function = symbol_address(kernel.mangled);
+    if (kernel.function == nullptr) kernel.function = symbol_address(kernel.symbol);
     return &kernel;
 }
 
@@ -55,11 +78,11 @@ const Kernel *register_kernel(const char *tag, Thunk thunk, unsigned count, cons
                               unsigned bytes) {
     auto &r = registry();
     std::lock_guard<std::mutex> lock(r.mutex);
-    std::string mangled = mangled_from_tag(tag);
+    std::string symbol = mangled_from_tag(tag);
     bool internal = tag[0] == '*';  // static kernels: two files may each have one of this name
     for (auto &kernel : r.kernels)
-        if (!internal && kernel.mangled == mangled) return &kernel;
-    r.kernels.push_back(Kernel{mangled, thunk, count, offsets, sizes, bytes, nullptr});
+        if (!internal && kernel.symbol == symbol) return &kernel;
+    r.kernels.push_back(Kernel{without_internal_mark(symbol), symbol, thunk, count, offsets, sizes, bytes, nullptr});
     return &r.kernels.back();
 }
 
@@ -108,7 +131,7 @@ std::vector<Global> globals() {
     std::lock_guard<std::mutex> lock(r.mutex);
     for (auto &global : r.globals) {
         if (!global.mangled.empty()) continue;
-        global.mangled = symbol_name(global.address);
+        global.mangled = variable_name(symbol_name(global.address));
         if (global.mangled.empty()) global.mangled = global.name;
     }
     return r.globals;

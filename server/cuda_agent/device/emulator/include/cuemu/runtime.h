@@ -13,7 +13,8 @@ using Thunk = void (*)(void *function, const unsigned char *params);
 
 // One kernel instantiation. Offsets follow CUDA's parameter block: each parameter at its natural alignment.
 struct Kernel {
-    std::string mangled;
+    std::string mangled;  // as nvcc spells it
+    std::string symbol;   // as this object has it
     Thunk thunk;
     unsigned count;
     const unsigned *offsets;
@@ -46,7 +47,7 @@ struct Region {
 
 struct Options {
     unsigned threads = 0;  // OS threads; 0 = all cores
-    unsigned seed = 0;     // order in which threads run to their next barrier; 0 = ascending
+    unsigned seed = 0;     // order in which threads run to their next barrier; 0 = last warp first, lanes ascending
     bool trace = false;
     std::vector<Region> regions;
     std::size_t guard = 4096;
