@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -186,7 +187,8 @@ class _Search:
         try:
             return self.device.compile(self.build, candidate.text), ""
         except CompileError as error:
-            return None, f"does not compile: {first_line(error.diagnostics or str(error))}"
+            line = first_line(error.diagnostics or str(error))
+            return None, f"does not compile: {line.replace(f'{self.request.path.parent}{os.sep}', '')}"
 
     def _judge(self, candidate: Candidate, binary: Binary | None, note: str) -> Step:
         if self.stop():
@@ -395,7 +397,8 @@ class _Search:
 
 
 def first_line(text: str) -> str:
-    errors = [line for line in text.splitlines() if "error" in line.lower()]
+    """The first line that is an error (g++, nvcc, ptxas), else the first line."""
+    errors = [line for line in text.splitlines() if re.search(r"\berror\b( #?[\w-]+)?\s*:", line)]
     return (errors or text.splitlines() or [""])[0].strip()[:300]
 
 
