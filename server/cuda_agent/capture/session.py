@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_agent import paths as places
 from cuda_agent.capture import injection, process, raw, shim
 from cuda_agent.capture.report import Cancelled, CaptureOptions, CaptureReport, OnEvent, judged
 from cuda_agent.errors import Cancelled as CancelledError
@@ -135,6 +136,11 @@ class Session:
             )
         if done.cancelled:
             raise CancelledError("Stopped while the program was being compiled.")
+        if done.exit_code != 0 and "No space left on device" in done.output:
+            raise CaptureError(
+                f"{file.name} could not be compiled: no space is left for the cache ({places.cache_dir()}) or for "
+                "temporary files. Free some, or set CUDA_AGENT_CACHE or TMPDIR to a folder on another disk."
+            )
         if done.exit_code != 0 or not program.is_file():
             raise CompileError(
                 f"{file.name} did not build as a program by itself. Correct the error, or give the command that runs "

@@ -1,0 +1,76 @@
+"""The command line on a real GPU: capture, optimise, verify, bench over tests/corpus/softmax_rows.cu."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_agent import cli
+
+SOFTMAX = Path(__file__).parents[1] / "corpus" / "softmax_rows.cu"
+GPU = ["--device", "cuda:0", "--json"]
+SIZES = ["--args", "8192 1024 3"]
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SOFTMAX, tmp_path))
+
+
+def ask(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    got = cli.main(argv)
+    out, err = capsys.readouterr()
+    assert got == code, err + out
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_optimize_then_verify(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = source.parent / "original.cu"
+    shutil.copy(source, original)
+    argv = ["optimize", str(source), *GPU, *SIZES, "--candidates", "12", "--budget", "120", "--apply"]
+    found = ask(argv, capsys)
+    assert found["status"] == "verified"
+    assert found["evidence_level"] == "replayed"
+    assert found["faster"]
+    assert found["timing"]["ci"][0] > 1.5
+    assert found["timing"]["device"]
+    failed = [gate for gate in found["gates"] if gate["status"] == "fail"]
+    assert not failed
+    again = ask(["verify", str(original), str(source), "--kernel", "softmax_rows", *GPU, *SIZES], capsys)
+    assert again["status"] == "verified"
+    assert again["faster"]
+    assert again["candidate"]["launch"] != {"grid": ["gx", "gy", "gz"], "block": ["bx", "by", "bz"], "shared": "shared"}
+    worse = ask(["verify", str(source), str(original), "--kernel", "softmax_rows", *GPU, *SIZES], capsys)
+    assert not worse["faster"]
+    assert worse["timing"]["label"] == "SLOWER"
+
+
+def test_bench(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask(["bench", str(source), *GPU, *SIZES], capsys)
+    assert found["kernel"] == "softmax_rows"
+    for row in found["launches"]:
+        assert row["us"] > 0
+        assert row["ratio"] == pytest.approx(1, abs=0.1)
+        assert 0 <= row["noise_floor"] < 0.1
+        assert row["label"] in ("SAME", "AMBIGUOUS")
+
+
+def test_a_candidate_that_kills_the_worker(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A candidate that faults on the GPU is rejected, and what comes after it runs on a fresh worker."""
+    bad = source.parent / "bad.cu"
+    bad.write_text(source.read_text().replace("out[row * cols + c] = e;", "out[(1ll << 40) + c] = e;"))
+    found = ask(["verify", str(source), str(bad), "--kernel", "softmax_rows", *GPU, "--args", "512 64 1"], capsys, 1)
+    assert found["status"] == "rejected"
+    stopped = next(gate for gate in found["gates"] if gate["status"] == "fail")
+    assert stopped["id"] in ("G3", "G4")
+    assert "crashed" in stopped["detail"] or "illegal" in stopped["detail"]
+    found = ask(["optimize", str(source), *GPU, "--args", "512 64 1", "--candidates", "2"], capsys)
+    assert found["status"] in ("verified", "nothing")
