@@ -98,6 +98,9 @@ class Determinism:
             if error.module != case.candidate_binary.sha256:
                 raise
             return f"a repeat of the candidate crashed: {error}"
+        faults = [result["error"] for result in results if result.get("fault")]
+        if faults:
+            return f"a repeat of the candidate, its threads in another order, did not end well: {faults[0]}"
         need(results, "repeating the candidate failed")
         return [row for result in results for row in _rows(result)]
 
