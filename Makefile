@@ -19,7 +19,7 @@ demo: all
 	@$(BIN)/python -m cuda_agent.demo $(ARGS)
 
 test: all
-	@$(BIN)/python -m pytest -q -rs $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile $(ARGS)
 
 lint: all
 	@$(BIN)/ruff check server tests
