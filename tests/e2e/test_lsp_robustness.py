@@ -73,10 +73,11 @@ async def test_an_engine_that_always_dies_is_given_up_with_a_reason(started: Sta
         (engine,) = await editor.until("an engine", running, 10.0)
         os.kill(engine, signal.SIGKILL)
 
-        async def dead(pid: int = engine) -> bool:
-            return pid not in children(editor.pid)
+        async def noticed(pid: int = engine) -> bool:
+            # Before its job has ended, the same command would join that job and start no engine.
+            return pid not in children(editor.pid) and not await editor.ask("cudaAgent/jobs", {})
 
-        await editor.until("its end", dead, 5.0)
+        await editor.until("its end", noticed, 10.0)
     answer = await editor.run("cudaAgent.capture", {"uri": uri, "kernel": WHERE})
     assert "job" in answer
     assert "cudaAgent.restartEngine" in await editor.until_said("ended 4 times within a minute", 10.0)
