@@ -35,6 +35,7 @@ ENVIRONMENT = (
     "NVCC_APPEND_FLAGS",
 )
 _OUTPUT_LIMIT = 4 << 20
+_LINKS = 40  # as many as Linux follows in one path
 INSTALL = (
     "Install bubblewrap (Debian and Ubuntu: `apt install bubblewrap`; Fedora: `dnf install bubblewrap`) and allow user "
     "namespaces for it, or set cudaAgent.sandbox to off to compile your own code without it."
@@ -174,12 +175,32 @@ def _bwrap(cwd: Path, readable: Sequence[Path], writable: Sequence[Path]) -> lis
         elif path.exists():
             command += ["--ro-bind", name, name]
     # Parents first: a later mount would hide an earlier one below it.
+    mounted = [Path(name) for name in _SYSTEM]
     for path in sorted({p.absolute() for p in readable}):
         if path.exists() and not _inside(path, ("/usr", "/lib", "/lib64", "/nix/store")):
-            command += ["--ro-bind", str(path), str(path)]
+            mounted.append(_destination(path, mounted))
+            command += ["--ro-bind", str(path), str(mounted[-1])]
     for path in sorted({p.absolute() for p in writable}):
-        command += ["--bind", str(path), str(path)]
+        mounted.append(_destination(path, mounted))
+        command += ["--bind", str(path), str(mounted[-1])]
     return [*command, "--chdir", str(cwd), "--"]
+
+
+def _destination(path: Path, mounted: Sequence[Path]) -> Path:
+    """Where to mount `path` so that its own name leads to it: bubblewrap makes no folders behind a symbolic link, and a
+    link below a mount is there in the sandbox too, so there the link's target is mounted. Raises SandboxError for a
+    loop of links."""
+    name = path
+    for _ in range(_LINKS):
+        link = next((c for c in (*reversed(name.parents), name) if c.is_symlink() and _below(c, mounted)), None)
+        if link is None:
+            return name
+        name = Path(os.path.normpath(link.parent / link.readlink() / name.relative_to(link)))
+    raise SandboxError(f"{path} leads through more than {_LINKS} symbolic links: name the folder itself.")
+
+
+def _below(path: Path, mounted: Sequence[Path]) -> bool:
+    return path not in mounted and any(mount in path.parents for mount in mounted)
 
 
 def _inside(path: Path, roots: Sequence[str]) -> bool:

@@ -149,3 +149,31 @@ def test_from_many_threads(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     done = sandbox.run(["no-such-program"], tmp_path, [tmp_path], use=False)
     assert done.returncode == 127
+
+
+@needs_bwrap
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_folder_behind_a_link_inside_the_project(tmp_path: Path, chain: bool) -> None:
+    project, disk = tmp_path / "project", tmp_path / "disk"
+    (disk / "jobs").mkdir(parents=True)
+    project.mkdir()
+    target = project / "second" if chain else disk
+    if chain:
+        target.symlink_to(Path("..") / "disk")
+    (project / "cache").symlink_to(target)
+    jobs = project / "cache" / "jobs"
+    done = sandbox.run(["sh", "-c", f"echo built > {jobs}/out"], jobs, [project], [jobs], required=True)
+    assert done.returncode == 0, done.stderr
+    assert (disk / "jobs" / "out").read_text() == "built\n"
+    refused = sandbox.run(["sh", "-c", f"echo x > {project}/new"], jobs, [project], [jobs], required=True)
+    assert refused.returncode != 0
+    assert not (project / "new").exists()
+
+
+@needs_bwrap
+def test_a_link_outside_every_mount_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    done = sandbox.run(["sh", "-c", "echo built > out"], tmp_path / "link", (), [tmp_path / "link"], required=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "disk" / "out").exists()
