@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,6 +62,13 @@ def _parser() -> _Parser:
             help="for one run of the program (default 600) and for one job of the original kernel (default 120)",
         )
 
+    def in_program(sub: argparse.ArgumentParser, whose: str) -> None:
+        sub.add_argument(
+            "--in-program",
+            action="store_true",
+            help=f"also rebuild your program in a copy of its folder with {whose} and compare a run of it (gate G13)",
+        )
+
     facts = command("facts", "Registers, spills, shared memory and occupancy of every kernel in a file.")
     facts.add_argument("file", type=Path)
     facts.add_argument("--kernel")
@@ -87,6 +95,7 @@ def _parser() -> _Parser:
     verify.add_argument("original", type=Path)
     verify.add_argument("candidate", type=Path)
     inputs(verify)
+    in_program(verify, "the candidate")
 
     bench = command("bench", "Time a kernel against itself on its inputs: its time and this machine's noise.")
     bench.add_argument("file", type=Path)
@@ -95,6 +104,7 @@ def _parser() -> _Parser:
     optimize = command("optimize", "Rewrite, judge, time and show what is faster.")
     optimize.add_argument("file", type=Path)
     inputs(optimize)
+    in_program(optimize, "the winner")
     optimize.add_argument("--budget", type=_seconds, default=300.0, metavar="SECONDS")
     optimize.add_argument("--candidates", type=int, default=60, metavar="N", help="candidates to judge at most")
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
@@ -228,7 +238,10 @@ def _command(arguments: argparse.Namespace) -> dict[str, Any]:
 def _options(arguments: argparse.Namespace) -> JudgeOptions:
     from cuda_agent.judge import JudgeOptions
 
-    return JudgeOptions(deadline_s=arguments.timeout) if arguments.timeout else JudgeOptions()
+    options = JudgeOptions(in_program=arguments.in_program)
+    if arguments.timeout:
+        options = replace(options, deadline_s=arguments.timeout, program_timeout_s=arguments.timeout)
+    return options
 
 
 # ---------------------------------------------------------------- commands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class CaptureOptions:
     stop: bool | None = None  # end the program once everything wanted is recorded; None: only on the emulator
     timeout: float | None = None  # seconds for the program; None: no limit
     into: Path | None = None  # folder for the bundles; None: `<cwd>/.cuda-agent/captures`, in place of earlier ones
+    environment: Mapping[str, str] = field(default_factory=dict)  # on top of our own, for the program
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ class Session:
     def _environment(self, paths: _Paths, tools: shim.Shim | None) -> dict[str, str]:
         options = self.options
         stop = options.stop if options.stop is not None else self.device == "emulator"
-        environment = dict(os.environ)
+        environment = {**os.environ, **options.environment}
         environment |= {
             "CUDA_AGENT_CAPTURE_DIR": str(paths.raw),
             "CUDA_AGENT_CAPTURE_KERNEL": options.kernel or "",

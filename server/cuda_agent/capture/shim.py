@@ -21,6 +21,7 @@ from cuda_agent.toolchain import build
 REAL = "CUDA_AGENT_SHIM_NVCC"  # the real nvcc; unset: the emulator's
 BUILDS = "CUDA_AGENT_SHIM_BUILDS"  # builds.jsonl; unset: nothing is recorded
 GLOBALS = "CUDA_AGENT_SHIM_GLOBALS"  # names of module variables, for the recorder
+LOG = "CUDA_AGENT_SHIM_LOG"  # where the compiler's messages go; unset: to stderr, as always
 OUTPUTS = "CUDA_AGENT_OUTPUTS"  # where the emulator's compiler lists what it wrote
 
 # Variables of the device: `__constant__ float c[9];`, `__device__ static int counter = 0;`; functions have `(`.
@@ -96,6 +97,9 @@ def main(arguments: Sequence[str]) -> int:
             record_variables(Path(os.environ[GLOBALS]), sources)
     except (OSError, CudaAgentError) as error:
         print(f"cuda-agent: this nvcc command was not recorded: {error}", file=sys.stderr)
+    if os.environ.get(LOG):
+        log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(log, 2)
     if real:
         os.execv(real, argv)
     from cuda_agent.device.emulator import nvcc  # only here: a GPU build must not pay for this import

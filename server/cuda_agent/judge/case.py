@@ -165,7 +165,7 @@ class Case:
     def slots(self, index: int) -> tuple[Slot, ...]:
         """What each buffer of a launch is, by the parameters that reach it; globals are not among them."""
         if index not in self._slots:
-            self._slots[index] = _slots(self.launches[index], self.kernel)
+            self._slots[index] = slots_of(self.launches[index], self.kernel)
         return self._slots[index]
 
     def tolerance(self, index: int, buffer: int) -> float | None:
@@ -297,7 +297,8 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _slots(launch: Launch, kernel: Kernel) -> tuple[Slot, ...]:
+def slots_of(launch: Launch, kernel: Kernel) -> tuple[Slot, ...]:
+    """What each buffer of a launch of the kernel is."""
     types = names.param_types(launch.mangled) or tuple(param.type for param in kernel.params)
     args = sorted(launch.args, key=lambda arg: arg.offset)
     dtypes = elements.signature(launch, types)

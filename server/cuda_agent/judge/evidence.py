@@ -140,13 +140,16 @@ def headline(verdict: Verdict) -> str:
     if verdict.record.get("same_code"):
         return "No change: the candidate is the same code as the original"
     inputs = verdict.inputs.partition(":")[0]
-    if verdict.level == "emulated":
-        traffic = traffic_sentence(verdict.traffic)
-        return (
-            f"Same results on {_launches(verdict)} ({inputs} inputs); {f'{traffic}; ' if traffic else ''}not measured"
-        )
-    program = "; your program's output is unchanged" if verdict.level == "in-program" else ""
+    program = _program(verdict)
     timing = verdict.timing
+    device = verdict.record.get("device")
+    if verdict.level == "emulated" or (isinstance(device, dict) and device.get("kind") == "emulator"):
+        traffic = traffic_sentence(verdict.traffic)
+        where = f"{program} on the emulator" if program else ""
+        return (
+            f"Same results on {_launches(verdict)} ({inputs} inputs){where}; {f'{traffic}; ' if traffic else ''}not "
+            "measured"
+        )
     if timing is None:
         return f"Same results on {_launches(verdict)} ({inputs} inputs){program}; not measured"
     numbers = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}] on {timing.device}, {inputs} inputs"
@@ -154,6 +157,16 @@ def headline(verdict: Verdict) -> str:
         return numbers + program
     words = {"SAME": "no change in time", "SLOWER": "slower", "AMBIGUOUS": "no difference above the noise"}
     return f"Same results, {words.get(timing.label, 'not a win')}: {numbers}{program}"
+
+
+def _program(verdict: Verdict) -> str:
+    """What may be said of the person's program, empty below the level `in-program`."""
+    if verdict.level != "in-program":
+        return ""
+    data = next((gate.data for gate in verdict.gates if gate.id == "G13"), {})
+    before, after = data.get("seconds_before"), data.get("seconds_after")
+    time = f", {before:.2f} s → {after:.2f} s as a whole" if before and after else ""
+    return f"; your program's output is unchanged{' but for rounding' if data.get('rounded') else ''}{time}"
 
 
 def _launches(verdict: Verdict) -> str:

@@ -24,4 +24,6 @@ class JudgeOptions:
     deadline_s: float = 120.0  # a job of the original
     slower_deadline: float = 30.0  # a candidate may take this many times the original's job, and ten seconds
     seed: int = 0
+    in_program: bool = False  # G13: rebuild the program with the edit and run it
+    program_timeout_s: float = 600.0  # G13: one build and run of the program
     traffic: bool = True  # trace on the emulator: needed by G7 and for predicted sectors

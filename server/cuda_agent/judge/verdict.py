@@ -149,6 +149,8 @@ def _sum_up(case: Case, results: list[GateResult], *, quick: bool) -> Verdict:
         status = "rejected"
     judged = case.observed if case.workload.launches else False
     level: EvidenceLevel = ("emulated" if case.emulated else "replayed") if judged else "none"
+    if judged and any(result.id == "G13" and result.status == "pass" for result in results):
+        level = "in-program"
     return Verdict(
         status=status,
         level=level,
