@@ -81,13 +81,23 @@ def _declaration(context: Context, name: str) -> tuple[str, int] | None:
     text = context.text
     found: set[tuple[str, int]] = set()
     others = r"(?:\w+\s*(?:\([^;]*?\)|\{[^;]*?\})?\s*,\s*)*"
-    value = r"(?:=\s*dim3\s*)?(?:\(([^;]*?)\)|\{([^;]*?)\}|;)"
-    for match in re.finditer(rf"\bdim3\s+{others}{name}\s*{value}\s*[;,]?", text):
-        arguments = match.group(1) or match.group(2)
-        found.add(("dim3", len(split_arguments(arguments)) if arguments else 3))
+    for match in re.finditer(rf"\bdim3\s+{others}{name}\b\s*(?:=\s*dim3\s*)?", text):
+        found.add(("dim3", _argument_count(text, match.end())))
     if re.search(rf"\b{_INTEGER}\s+{name}\b", text) or re.search(rf"#\s*define\s+{name}\s+\(?\d+", text):
         found.add(("int", 1))
     return found.pop() if len(found) == 1 else None
+
+
+def _argument_count(text: str, at: int) -> int:
+    """How many arguments the constructor call at `at` has; 3 when there is none to read, so that no axis is lost."""
+    if text[at : at + 1] not in ("(", "{"):
+        return 3
+    depth = 0
+    for end in range(at, len(text)):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        if depth == 0:
+            return len(split_arguments(text[at + 1 : end])) or 3
+    return 3
 
 
 def paren(code: str) -> str:
