@@ -253,11 +253,12 @@ NumericClass = Literal["bit-exact", "reassociated", "tolerance", "fast-math"]
 class LaunchMap:
     """How a captured launch shape becomes the candidate's: integer expressions over gx gy gz bx by bz shared
     (C operators + - * / % and parentheses, max(a,b), min(a,b), ceil_div(a,b)). The edit of the launch sites must say
-    the same."""
+    the same (G0 compares them), unless the map was `seen`: fitted to what the candidate's own program launched."""
 
     grid: tuple[str, str, str] = ("gx", "gy", "gz")
     block: tuple[str, str, str] = ("bx", "by", "bz")
     shared: str = "shared"
+    seen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def fit(pairs: Sequence[tuple[Shape, Shape]]) -> LaunchMap:
     grid = [_fit_one([(a, b.grid[axis]) for a, b in pairs], f"g{'xyz'[axis]}", axis) for axis in range(3)]
     block = [_fit_one([(a, b.block[axis]) for a, b in pairs], f"b{'xyz'[axis]}", axis) for axis in range(3)]
     shared = _fit_one([(a, b.shared) for a, b in pairs], "shared", 0)
-    return LaunchMap((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared)
+    return LaunchMap((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared, seen=True)
 
 
 def _fit_one(pairs: Sequence[tuple[Shape, int]], same: str, axis: int) -> str:

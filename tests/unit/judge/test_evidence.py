@@ -67,7 +67,7 @@ SCHEMA: dict[str, Any] = {
             "kernel": str,
             "origin": str,
             "numeric": str,
-            "launch": {"grid": [str], "block": [str], "shared": str},
+            "launch": {"grid": [str], "block": [str], "shared": str, "seen": bool},
             "assumptions": [{"text": str, "known": ("proved", "captured", "assumed")}],
         },
     ),

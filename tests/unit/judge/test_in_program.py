@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,13 +163,14 @@ def test_a_good_rewrite_reaches_the_level(device: Device, tmp_path: Path, scratc
 
 @emulated
 def test_a_wrong_launch_site_is_seen_only_here(device: Device, tmp_path: Path) -> None:
-    """The kernel is right on the recorded launches; the program starts a block too few."""
+    """The kernel is right on the recorded launches; the program starts a block too few, which a launch map that was
+    seen at other launches does not tell."""
     file = Path(shutil.copy(SOFTMAX, tmp_path))
     text = file.read_text()
     work = captured(file, "600", "5", "1")
     new = changed(text, ("softmax_rows<<<grid, block>>>", "softmax_rows<<<grid.x - 1, block>>>"))
     build = Build(file, tmp_path, "nvcc", ("-std=c++17",), "default")
-    made = candidate("softmax_rows", text, new)
+    made = replace(candidate("softmax_rows", text, new), launch=LaunchMap(seen=True))
     plain = judge.judge(device, build, work, text, made)
     assert plain.status == "verified", [gate.detail for gate in plain.gates if gate.status == "fail"]
     assert plain.level == "emulated"

@@ -165,9 +165,9 @@ def test_compile_errors(device: Device, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("note", "launch", "word"),
     [
-        ("/* registers=128 */", LaunchMap(block=("1024", "1", "1")), "registers"),
+        ("/* registers=128 */", LaunchMap(block=("1024", "1", "1"), seen=True), "registers"),
         ("/* shared=60000 */", LaunchMap(), "shared"),
-        ("", LaunchMap(block=("bx * 32", "1", "1")), "threads a block"),
+        ("", LaunchMap(block=("bx * 32", "1", "1"), seen=True), "threads a block"),
     ],
 )
 def test_what_does_not_fit_the_device(device: Device, tmp_path: Path, note: str, launch: LaunchMap, word: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from archive import Archive, archives
 from cuda_agent.errors import RuleRefused
+from cuda_agent.judge import launch_text
 from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context
 from cuda_agent.source.documents import Document
@@ -59,12 +60,14 @@ def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
 @pytest.mark.parametrize("path", archives(FOLDER), ids=lambda p: p.stem)
 def test_rule(path: Path, update: bool) -> None:
     archive = Archive.read(path)
-    _, got = attempt(archive)
+    context, got = attempt(archive)
     name = "after.diff" if isinstance(got, Candidate) else "refusal.txt"
     said = unified_diff(got.original, got.text, "before.cu") if isinstance(got, Candidate) else got + "\n"
     if isinstance(got, Candidate):
         said += f"launch {' '.join(got.launch.grid)} | {' '.join(got.launch.block)} · {got.numeric}\n"
         assert apply(got.original, got.edits) == got.text
+        after = module(Document("before.cu", got.text))
+        assert launch_text.mismatch(context.module, after, context.kernel, got.launch) is None
     if update:
         archive.files = {"before.cu": archive.files["before.cu"], name: said}
         archive.write()

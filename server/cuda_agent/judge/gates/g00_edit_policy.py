@@ -13,7 +13,7 @@ from tree_sitter import Node
 
 from ...model import GateResult, LaunchSite
 from ...source.tree import callee, calls, walk
-from .. import vocabulary
+from .. import launch_text, vocabulary
 from ..case import Case
 from ..edit_tokens import Selection, Token, select
 from ..gate import Needs, failed, not_run, passed
@@ -23,10 +23,11 @@ class EditPolicy:
     """Text from a rule, a model or a person becomes machine code that is then trusted: before anything is compiled,
     the candidate must be the original file with only the selected kernel, the device helpers it alone uses, its
     launch sites and the host variables that only feed those changed; with the same signature (const and __restrict__
-    may be added) unless every launch site changed too; without new assembly, printing, heap, traps, clocks, launches,
-    globals, persistent state, includes or macros; calling only device functions of the file and CUDA's own; and in no
-    lower precision unless the person opted in. It reads tokens, not meaning: it cannot see a wrong result, only means
-    that no honest rewrite needs."""
+    may be added) unless every launch site changed too; with launch sites that launch the very shapes the candidate is
+    judged at (`launch_text.py`); without new assembly, printing, heap, traps, clocks, launches, globals, persistent
+    state, includes or macros; calling only device functions of the file and CUDA's own; and in no lower precision
+    unless the person opted in. It reads text, not meaning: it cannot see a wrong result, only means that no honest
+    rewrite needs."""
 
     id: ClassVar[str] = "G0"
     name: ClassVar[str] = "edit policy"
@@ -44,6 +45,11 @@ class EditPolicy:
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             return failed(self, found[0] + more, violations=found)
+        launch = case.candidate.launch
+        if not launch.seen and (
+            wrong := launch_text.mismatch(case.module, case.candidate_module, before.kernel, launch)
+        ):
+            return failed(self, f"the text launches other shapes than were judged: {wrong}")
         if case.unchanged_text:
             return passed(self, "the candidate is the original, letter for letter")
         return passed(self, f"only {before.kernel.name}, what it alone uses and its launches changed")

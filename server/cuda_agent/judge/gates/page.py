@@ -27,13 +27,15 @@ the emulator does not measure time. When both sides compile to the same instruct
 nothing to time either: "no change", never "faster". A search asks G0 to G4 with a short timing (G8, G9) of every
 candidate (`judge.quick`) and all gates of the winner (`judge.judge`).
 
-## Numeric rule The original on the same bytes is the reference. Integers and unknown types: exact. Floats: the
+## Numeric rule
+The original on the same bytes is the reference. Integers and unknown types: exact. Floats: the
 largest absolute difference may be 1e-12 (f64), 1e-5 (f32), 2e-3 (f16), 1e-2 (bf16) times the largest magnitude in the
 original's output, or what the person's tolerance says instead, or twice the original's own spread over repeats. NaN
 and infinities sit where the original has them. The class of a difference is measured: equal bits are bit-exact
 whatever was declared; a difference is never bit-exact.
 
-## Timing labels FASTER: the 95 % interval's lower end is above 1 + max(noise floor, 1 %); SLOWER the mirror image;
+## Timing labels
+FASTER: the 95 % interval's lower end is above 1 + max(noise floor, 1 %); SLOWER the mirror image;
 SAME: the whole interval lies between the two; AMBIGUOUS: it straddles a border. How the interval is made:
 `judge/statistics.py`.
 """

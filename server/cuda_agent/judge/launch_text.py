@@ -1,0 +1,289 @@
+"""Does a candidate's text launch the shapes it was judged at?
+
+A candidate says twice how it launches: in its text, which the person gets, and in its `LaunchMap`, by which the device
+launches it. Both are evaluated here, the texts as C integer arithmetic, at random values of the variables in them
+(identity testing, Schwartz 1980: expressions that differ agree at few points). A variable that is declared once and
+never changed stands for its initialiser, a macro for its body. What is no integer arithmetic (a call, a member, a
+float) is an unknown that depends on its own text and on the variables in it, the same on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+
+from tree_sitter import Node
+
+from cuda_agent.errors import WorkloadError
+from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite
+from cuda_agent.source.declared import changes, declared, expression, kind_of
+from cuda_agent.source.documents import decode
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.tree import arguments, strip_parens, walk
+from cuda_agent.workload import launch_map
+from cuda_agent.workload.launch_map import Shape
+
+_BOUNDS = (4, 40, 40, 700, 700, 70_000)  # unknowns lie in 1…bound, eight draws each
+_DRAWS = 8
+_YZ_BOUND = 64  # of an unknown's y and z
+
+
+def mismatch(before: Module, after: Module, kernel: Kernel, launch: LaunchMap) -> str | None:
+    """The first launch site of the kernel whose new text is not `launch` of its old text, in one sentence; None when
+    all agree. The sites of both texts are paired in order."""
+    old, new = before.launches_of(kernel), after.launches_of(after.kernel(kernel.id))
+    if launch != LaunchMap():
+        if not old:
+            return f"{kernel.name} was judged at other launch shapes, but nothing in this file launches it"
+        if before.other_uses(kernel):
+            return f"{kernel.name} was judged at other launch shapes, but it is also launched through its address"
+    pairs = zip(old, new, strict=False)
+    return next((said for was, now in pairs if (said := _differs(before, after, was, now, launch))), None)
+
+
+def _differs(before: Module, after: Module, was: LaunchSite, now: LaunchSite, launch: LaunchMap) -> str | None:
+    scalars = _operands((was.grid, was.block, now.grid, now.block))
+    sides = [(_Names(module), site) for module, site in ((before, was), (after, now))]
+    for draw in range(len(_BOUNDS) * _DRAWS):
+        bound = _BOUNDS[draw // _DRAWS]
+        old, new = (_Reader(*side, draw, bound, scalars) for side in sides)
+        try:
+            start = old.shape()
+            wanted, got = launch_map.apply(launch, start.grid, start.block, start.shared), new.shape()
+        except (ZeroDivisionError, WorkloadError):  # no launch at these values
+            continue
+        if got != wanted:
+            values = ", ".join(f"{name} = {value}" for name, value in sorted((old.named | new.named).items()))
+            return (
+                f"`<<<{after.document.slice(now.config_span)}>>>` launches {got.text()}, judged was {wanted.text()} "
+                f"where the original launches {start.text()}{f' ({values})' if values else ''}"
+            )
+    return None
+
+
+def _operands(texts: Iterable[str]) -> set[str]:
+    """Names that arithmetic is done with: they are no dim3."""
+    found = set()
+    for text in texts:
+        for node in walk(expression(text), "binary_expression"):
+            sides = (strip_parens(_field(node, side)) for side in ("left", "right"))
+            found |= {_text(side) for side in sides if side.type == "identifier"}
+    return found
+
+
+class _NotInteger(Exception):
+    """The expression is no integer arithmetic."""
+
+
+class _Names:
+    """The declarations of one text, looked up once for all draws."""
+
+    def __init__(self, module: Module) -> None:
+        self.declared = cache(partial(declared, module))
+        self.changes = cache(partial(changes, module))
+
+
+class _Reader:
+    """The launch texts of one site at one choice of the unknowns."""
+
+    def __init__(self, names: _Names, site: LaunchSite, seed: int, bound: int, scalars: set[str]) -> None:
+        self.names, self.site, self.seed, self.bound, self.scalars = names, site, seed, bound, scalars
+        self.named: dict[str, int] = {}  # unknown variables and their values, for the sentence
+        self._open: list[str] = []  # names whose values are being read: one that needs itself is unknown
+
+    def shape(self) -> Shape:
+        at, site = self.site.span.start, self.site
+        shared = self.whole(expression(site.shared), at) if site.shared else 0
+        return Shape(self.dims(expression(site.grid), at), self.dims(expression(site.block), at), shared)
+
+    # ------------------------------------------------------------ extents
+
+    def dims(self, node: Node, at: int) -> Dim3:
+        """An integer n is (n, 1, 1); a dim3 its fields."""
+        node = strip_parens(node)
+        parts = _constructed(node)
+        if parts is not None:
+            if len(parts) == 1:
+                return self.dims(parts[0], at)
+            x, y, z = ([self.whole(part, at) for part in parts] + [1, 1, 1])[:3]
+            return x, y, z
+        if node.type == "conditional_expression":
+            try:
+                return self.dims(self._chosen(node, at), at)
+            except _NotInteger:
+                return self._unknown_dims(node, at)
+        if node.type == "identifier":
+            return self._named_dims(node, at)
+        if node.type in ("call_expression", "field_expression", "subscript_expression") and not _component(node):
+            return self._unknown_dims(node, at)
+        return self.whole(node, at), 1, 1
+
+    def _named_dims(self, node: Node, at: int) -> Dim3:
+        name, found = _text(node), self.names.declared(_text(node), at)
+        if found.kind == "integer" or name in self.scalars:
+            return self.whole(node, at), 1, 1
+        if found.value is None or name in self._open:
+            return self._unknown_dims(node, at)
+        with self._opened(name):
+            return self.dims(found.value, found.at)
+
+    def _unknown_dims(self, node: Node, at: int) -> Dim3:
+        return self.unknown(node, at), self.unknown(node, at, ".y"), self.unknown(node, at, ".z")
+
+    # ------------------------------------------------------------ integers
+
+    def whole(self, node: Node, at: int) -> int:
+        """The value of an expression that ends as an integer; what is no integer arithmetic is unknown as a whole."""
+        try:
+            return self.integer(node, at)
+        except _NotInteger:
+            return self.unknown(node, at)
+
+    def integer(self, node: Node, at: int) -> int:
+        node = strip_parens(node)
+        match node.type:
+            case "number_literal":
+                return _literal(_text(node))
+            case "identifier":
+                return self._variable(node, at)
+            case "binary_expression":
+                left, right = (_field(node, side) for side in ("left", "right"))
+                return _binary(_text(_field(node, "operator")), self.integer(left, at), lambda: self.integer(right, at))
+            case "unary_expression":
+                value = self.integer(_field(node, "argument"), at)
+                return {"-": -value, "+": value, "!": int(not value), "~": ~value}[_text(_field(node, "operator"))]
+            case "conditional_expression":
+                return self.integer(self._chosen(node, at), at)
+            case "cast_expression":
+                return self._cast(_text(_field(node, "type")), _field(node, "value"), at)
+            case "field_expression" if _component(node):
+                return self.dims(_field(node, "argument"), at)["xyz".index(_text(_field(node, "field")))]
+            case "call_expression":
+                return self._call(node, at)
+        return self.unknown(node, at)
+
+    def _variable(self, node: Node, at: int) -> int:
+        name, found = _text(node), self.names.declared(_text(node), at)
+        if found.kind == "float":
+            raise _NotInteger
+        if found.value is None or found.kind == "dim3" or name in self._open:
+            return self.unknown(node, at)
+        with self._opened(name):
+            return self.whole(found.value, found.at)
+
+    def _cast(self, type_: str, value: Node, at: int) -> int:
+        if kind_of(type_) == "float":
+            raise _NotInteger
+        return self.whole(value, at)
+
+    def _call(self, node: Node, at: int) -> int:
+        name, args = _text(_field(node, "function")), arguments(node)
+        plain = name.removeprefix("std::").partition("<")[0].strip()
+        if plain in ("min", "max") and len(args) == 2:
+            return (min if plain == "min" else max)(self.integer(one, at) for one in args)
+        if len(args) == 1 and (plain == "static_cast" or kind_of(name) in ("integer", "float")):
+            return self._cast(name, args[0], at)
+        return self.unknown(node, at)
+
+    def _chosen(self, node: Node, at: int) -> Node:
+        condition = self.integer(_field(node, "condition"), at)
+        return _field(node, "consequence" if condition else "alternative")
+
+    # ------------------------------------------------------------ unknowns
+
+    def unknown(self, node: Node, at: int, suffix: str = "") -> int:
+        """A number that depends on the text, on the values of the variables in it and on the draw. A variable that
+        the function changes has another value at another place."""
+        key = ["".join(_text(node).split()) + suffix]
+        if node.type == "identifier":
+            key += [str(at)] * (at != self.site.span.start and self.names.changes(_text(node), at))
+        else:
+            called = {_field(call, "function") for call in walk(node, "call_expression")}
+            key += [self._inside(one, at) for one in walk(node, "identifier") if one not in called]
+        digest = hashlib.blake2b("\0".join((str(self.seed), *key)).encode("utf-8", "surrogateescape"), digest_size=8)
+        value = 1 + int.from_bytes(digest.digest(), "little") % (min(self.bound, _YZ_BOUND) if suffix else self.bound)
+        if node.type == "identifier":
+            self.named[key[0]] = value
+        return value
+
+    def _inside(self, node: Node, at: int) -> str:
+        try:
+            return str(self.integer(node, at))
+        except _NotInteger:
+            return _text(node)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[None]:
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+
+def _constructed(node: Node) -> list[Node] | None:
+    """The arguments of `dim3(…)` or `dim3{…}`; None for anything else."""
+    if node.type == "call_expression" and _text(_field(node, "function")) == "dim3":
+        return arguments(node)
+    if node.type == "compound_literal_expression" and _text(_field(node, "type")) == "dim3":
+        return [one for one in _field(node, "value").named_children if one.type != "comment"]
+    return None
+
+
+def _component(node: Node) -> bool:
+    return node.type == "field_expression" and _text(_field(node, "field")) in ("x", "y", "z")
+
+
+def _literal(text: str) -> int:
+    digits = text.replace("'", "").rstrip("uUlLzZ")
+    try:
+        return int(digits, 8 if digits.startswith("0") and digits.isdigit() else 0)
+    except ValueError:
+        raise _NotInteger from None
+
+
+def _binary(sign: str, left: int, right: Callable[[], int]) -> int:
+    """C's arithmetic; division truncates."""
+    if sign in ("&&", "||"):
+        return int(bool(left) and bool(right())) if sign == "&&" else int(bool(left) or bool(right()))
+    value = right()
+    if sign in ("/", "%"):
+        quotient = abs(left) // abs(value) * (1 if (left < 0) == (value < 0) else -1)
+        return quotient if sign == "/" else left - quotient * value
+    if sign in ("<<", ">>") and not 0 <= value < 64:
+        raise _NotInteger
+    if sign not in _OPERATORS:
+        raise _NotInteger
+    return int(_OPERATORS[sign](left, value))
+
+
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def _field(node: Node, name: str) -> Node:
+    found = node.child_by_field_name(name)
+    if found is None:
+        raise _NotInteger
+    return found
+
+
+def _text(node: Node) -> str:
+    return decode(node.text or b"")
