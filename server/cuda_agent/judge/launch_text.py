@@ -19,7 +19,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite
-from cuda_agent.source.declared import changes, declared, expression, kind_of
+from cuda_agent.source.declared import changes, constructed, declared, expression, kind_of
 from cuda_agent.source.documents import decode
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import arguments, strip_parens, walk
@@ -104,7 +104,7 @@ class _Reader:
     def dims(self, node: Node, at: int) -> Dim3:
         """An integer n is (n, 1, 1); a dim3 its fields."""
         node = strip_parens(node)
-        parts = _constructed(node)
+        parts = constructed(node)
         if parts is not None:
             if len(parts) == 1:
                 return self.dims(parts[0], at)
@@ -222,15 +222,6 @@ class _Reader:
             yield
         finally:
             self._open.pop()
-
-
-def _constructed(node: Node) -> list[Node] | None:
-    """The arguments of `dim3(…)` or `dim3{…}`; None for anything else."""
-    if node.type == "call_expression" and _text(_field(node, "function")) == "dim3":
-        return arguments(node)
-    if node.type == "compound_literal_expression" and _text(_field(node, "type")) == "dim3":
-        return [one for one in _field(node, "value").named_children if one.type != "comment"]
-    return None
 
 
 def _component(node: Node) -> bool:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tree_sitter import Node
+
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit, LaunchSite
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.rule import Context, with_launch
+from cuda_agent.rewrite.syntax import text
+from cuda_agent.source import declared
+from cuda_agent.source.tree import strip_parens
 
 AxisText = Callable[[str], str]
 
@@ -23,81 +28,50 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
     return context.sites
 
 
-def axes(context: Context, expression: str) -> tuple[str, str, str]:
-    """Texts of the x, y and z extents of a grid or block expression: of an integer (n, 1, 1), of a dim3 its
-    fields."""
+def axes(context: Context, expression: str, at: int) -> tuple[str, str, str]:
+    """Texts of the x, y and z extents of a grid or block expression at the offset `at`: of an integer (n, 1, 1), of a
+    dim3 its fields, of `dim3(…)` its arguments."""
     code = expression.strip()
-    constructor = re.fullmatch(r"dim3\s*[({](.*)[)}]", code, re.S)
-    if constructor:
-        parts = split_arguments(constructor.group(1))
-        if 1 <= len(parts) <= 3:
-            padded = [*parts, "1", "1"][:3]
-            return padded[0], padded[1], padded[2]
-    if re.fullmatch(r"[A-Za-z_]\w*", code):
-        declared = _declaration(context, code)
-        if declared is not None:
-            kind, count = declared
-            if kind == "dim3":
-                return f"{code}.x", f"{code}.y" if count > 1 else "1", f"{code}.z" if count > 2 else "1"
-            if kind == "int":
-                return code, "1", "1"
-    elif not re.search(r"[A-Za-z_]\w*\s*\(", code):
-        return code, "1", "1"  # arithmetic of integers
+    node = strip_parens(declared.expression(code))
+    parts = declared.constructed(node)
+    if parts is not None and (len(parts) != 1 or _integer(context, parts[0], at)):
+        return _padded(parts)
+    if node.type == "identifier":
+        found = declared.declared(context.module, code, at)
+        given = declared.constructed(found.value) if found.value is not None else None
+        if found.kind == "dim3":
+            count = 3 if given is None else len(given)
+            if given is not None and count == 1 and not _integer(context, given[0], found.at):
+                count = 3  # a copy of another dim3
+            return f"{code}.x", f"{code}.y" if count > 1 else "1", f"{code}.z" if count > 2 else "1"
+        if found.kind == "integer" or (found.value is not None and found.value.type == "number_literal"):
+            return code, "1", "1"
+    elif _integer(context, node, at):
+        return code, "1", "1"
     return f"dim3({code}).x", f"dim3({code}).y", f"dim3({code}).z"
 
 
-def block_axes(context: Context, expression: str) -> tuple[str, str, str]:
+def block_axes(context: Context, expression: str, at: int) -> tuple[str, str, str]:
     """As `axes`, but a dim3 that is declared once and never changed stands for the texts it was declared with."""
-    code = expression.strip()
-    found = (
-        re.findall(rf"\bdim3\s+{re.escape(code)}\s*[({{]([^;]*?)[)}}]\s*;", context.text) if code.isidentifier() else []
+    found = declared.declared(context.module, expression.strip(), at) if expression.strip().isidentifier() else None
+    if found is not None and found.kind == "dim3" and found.value is not None:
+        return axes(context, text(found.value), at)
+    return axes(context, expression, at)
+
+
+def _padded(parts: list[Node]) -> tuple[str, str, str]:
+    x, y, z = ([text(part) for part in parts] + ["1", "1", "1"])[:3]
+    return x, y, z
+
+
+def _integer(context: Context, node: Node, at: int) -> bool:
+    """Whether the expression is surely an integer, not a dim3: a literal, arithmetic, a member of a dim3."""
+    node = strip_parens(node)
+    if node.type == "identifier":
+        return declared.declared(context.module, text(node), at).kind == "integer"
+    return node.type in ("number_literal", "binary_expression", "unary_expression", "cast_expression") or (
+        node.type == "field_expression" and text(node).endswith((".x", ".y", ".z"))
     )
-    changed = code.isidentifier() and re.search(rf"\b{re.escape(code)}\s*(?:\.\s*[xyz]\s*)?=[^=]", context.text)
-    return axes(context, f"dim3({found[0]})") if len(found) == 1 and not changed else axes(context, expression)
-
-
-def split_arguments(code: str) -> list[str]:
-    """Top-level commas."""
-    parts, depth, current = [], 0, ""
-    for c in code:
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += c
-    return [*parts, current.strip()] if current.strip() else parts
-
-
-_INTEGER = (
-    r"(?:(?:static|const|constexpr|unsigned|signed|long)\s+)*"
-    r"(?:unsigned|signed|int|size_t|long|std::size_t|u?int\d+_t|short)"
-)
-
-
-def _declaration(context: Context, name: str) -> tuple[str, int] | None:
-    """How a variable is declared: ("dim3", arguments given) or ("int", 1); None when unknown or declared in several
-    ways."""
-    text = context.text
-    found: set[tuple[str, int]] = set()
-    others = r"(?:\w+\s*(?:\([^;]*?\)|\{[^;]*?\})?\s*,\s*)*"
-    for match in re.finditer(rf"\bdim3\s+{others}{name}\b\s*(?:=\s*dim3\s*)?", text):
-        found.add(("dim3", _argument_count(text, match.end())))
-    if re.search(rf"\b{_INTEGER}\s+{name}\b", text) or re.search(rf"#\s*define\s+{name}\s+\(?\d+", text):
-        found.add(("int", 1))
-    return found.pop() if len(found) == 1 else None
-
-
-def _argument_count(text: str, at: int) -> int:
-    """How many arguments the constructor call at `at` has; 3 when there is none to read, so that no axis is lost."""
-    if text[at : at + 1] not in ("(", "{"):
-        return 3
-    depth = 0
-    for end in range(at, len(text)):
-        depth += (text[end] in "([{") - (text[end] in ")]}")
-        if depth == 0:
-            return len(split_arguments(text[at + 1 : end])) or 3
-    return 3
 
 
 def paren(code: str) -> str:
@@ -138,7 +112,7 @@ def change(
     for site in sites_of(context):
         new_grid = None
         if grid is not None:
-            x, y, z = axes(context, site.grid)
+            x, y, z = axes(context, site.grid, site.span.start)
             new_grid = dims((grid[0](x), grid[1](y), grid[2](z)))
         edits += with_launch(site, new_grid, block)
     return tuple(edits)

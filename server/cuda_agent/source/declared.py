@@ -71,6 +71,17 @@ def expression(text: str) -> Node:
     return root if value is None or root.has_error else strip_parens(value)
 
 
+def constructed(node: Node) -> list[Node] | None:
+    """The arguments of `dim3(…)` or `dim3{…}`; None for anything else."""
+    parts = {"call_expression": ("function", "arguments"), "compound_literal_expression": ("type", "value")}
+    if node.type not in parts:
+        return None
+    name, given = (node.child_by_field_name(part) for part in parts[node.type])
+    if _text(name) != "dim3" or given is None:
+        return None
+    return [one for one in given.named_children if one.type != "comment"]
+
+
 def _sized(words: set[str], kind: Kind) -> bool:
     return kind == "integer" and any(re.fullmatch(r"u?int\d+_t", word) for word in words)
 

@@ -54,8 +54,8 @@ class BlockShape(Rule):
             assumptions.append(Assumption(f"the threads of every launch fill blocks of {x} × {y}", "captured"))
         edits = []
         for one in launches.sites_of(context):
-            gx, gy, gz = launches.axes(context, one.grid)
-            bx, by, _ = launches.block_axes(context, one.block)
+            gx, gy, gz = launches.axes(context, one.grid, one.span.start)
+            bx, by, _ = launches.block_axes(context, one.block, one.span.start)
             grid = (_regrid(gx, bx, x, context, 0), gy if y == 1 and by == "1" else _regrid(gy, by, y, context, 1), gz)
             edits += list(with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
         rows = "gy" if "y" not in site.params else f"ceil_div(gy * by, {y})"
