@@ -19,15 +19,15 @@ from tree_sitter import Node
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite
-from cuda_agent.source.declared import changes, constructed, declared, expression, kind_of
+from cuda_agent.source.declared import constructed, declared, expression, kind_of, version
 from cuda_agent.source.documents import decode
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import arguments, strip_parens, walk
 from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
 
-_BOUNDS = (4, 40, 40, 700, 700, 70_000)  # unknowns lie in 1…bound, eight draws each
-_DRAWS = 8
+_DRAWS = 64
+_BOUNDS = (4, 40, 40, 700, 70_000, 2**40)  # an unknown lies in 1…bound; each has its own bound in each draw
 _YZ_BOUND = 64  # of an unknown's y and z
 
 
@@ -47,20 +47,25 @@ def mismatch(before: Module, after: Module, kernel: Kernel, launch: LaunchMap) -
 def _differs(before: Module, after: Module, was: LaunchSite, now: LaunchSite, launch: LaunchMap) -> str | None:
     scalars = _operands((was.grid, was.block, now.grid, now.block))
     sides = [(_Names(module), site) for module, site in ((before, was), (after, now))]
-    for draw in range(len(_BOUNDS) * _DRAWS):
-        bound = _BOUNDS[draw // _DRAWS]
-        old, new = (_Reader(*side, draw, bound, scalars) for side in sides)
+    compared = False
+    for draw in range(_DRAWS):
+        old, new = (_Reader(*side, draw, scalars) for side in sides)
         try:
             start = old.shape()
+            if min(*start.grid, *start.block) < 0:  # no launch at these values
+                continue
             wanted, got = launch_map.apply(launch, start.grid, start.block, start.shared), new.shape()
-        except (ZeroDivisionError, WorkloadError):  # no launch at these values
+        except (ZeroDivisionError, WorkloadError):
             continue
+        compared |= min(*start.grid, *start.block) > 0
         if got != wanted:
             values = ", ".join(f"{name} = {value}" for name, value in sorted((old.named | new.named).items()))
             return (
                 f"`<<<{after.document.slice(now.config_span)}>>>` launches {got.text()}, judged was {wanted.text()} "
                 f"where the original launches {start.text()}{f' ({values})' if values else ''}"
             )
+    if not compared:
+        return f"what `<<<{after.document.slice(now.config_span)}>>>` launches could not be worked out"
     return None
 
 
@@ -83,14 +88,14 @@ class _Names:
 
     def __init__(self, module: Module) -> None:
         self.declared = cache(partial(declared, module))
-        self.changes = cache(partial(changes, module))
+        self.version = cache(partial(version, module))
 
 
 class _Reader:
     """The launch texts of one site at one choice of the unknowns."""
 
-    def __init__(self, names: _Names, site: LaunchSite, seed: int, bound: int, scalars: set[str]) -> None:
-        self.names, self.site, self.seed, self.bound, self.scalars = names, site, seed, bound, scalars
+    def __init__(self, names: _Names, site: LaunchSite, seed: int, scalars: set[str]) -> None:
+        self.names, self.site, self.seed, self.scalars = names, site, seed, scalars
         self.named: dict[str, int] = {}  # unknown variables and their values, for the sentence
         self._open: list[str] = []  # names whose values are being read: one that needs itself is unknown
 
@@ -195,16 +200,17 @@ class _Reader:
     # ------------------------------------------------------------ unknowns
 
     def unknown(self, node: Node, at: int, suffix: str = "") -> int:
-        """A number that depends on the text, on the values of the variables in it and on the draw. A variable that
-        the function changes has another value at another place."""
+        """A number that depends on the text, on the values of the variables in it and on the draw."""
         key = ["".join(_text(node).split()) + suffix]
         if node.type == "identifier":
-            key += [str(at)] * (at != self.site.span.start and self.names.changes(_text(node), at))
+            key.append(self.names.version(_text(node), at, self.site.span.start))
         else:
             called = {_field(call, "function") for call in walk(node, "call_expression")}
             key += [self._inside(one, at) for one in walk(node, "identifier") if one not in called]
         digest = hashlib.blake2b("\0".join((str(self.seed), *key)).encode("utf-8", "surrogateescape"), digest_size=8)
-        value = 1 + int.from_bytes(digest.digest(), "little") % (min(self.bound, _YZ_BOUND) if suffix else self.bound)
+        number = int.from_bytes(digest.digest(), "little")
+        bound = _YZ_BOUND if suffix else _BOUNDS[number % len(_BOUNDS)]
+        value = 1 + number // len(_BOUNDS) % bound
         if node.type == "identifier":
             self.named[key[0]] = value
         return value

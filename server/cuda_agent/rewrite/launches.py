@@ -25,6 +25,8 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
         raise RuleRefused(
             f"{context.kernel.name} is launched outside this file: its launch shape cannot be changed here"
         )
+    if context.module.other_uses(context.kernel):
+        raise RuleRefused(f"{context.kernel.name} is also launched through its address: not every launch can be edited")
     return context.sites
 
 
@@ -90,6 +92,8 @@ def times(code: str, k: int) -> str:
 
 def over(code: str, k: int) -> str:
     """Rounded up."""
+    if k == 1:
+        return code
     if code.strip().isdigit():
         return str(-(-int(code) // k))
     return f"({code} + {k - 1}) / {k}"

@@ -41,13 +41,18 @@ def walk(
             stack.extend(reversed(current.children))
 
 
+def ancestors(node: Node, types: Collection[str]) -> Iterator[Node]:
+    """The ancestors (not the node itself) of one of `types`, nearest first."""
+    current = node.parent
+    while current is not None:
+        if current.type in types:
+            yield current
+        current = current.parent
+
+
 def enclosing(node: Node, types: Collection[str] | str) -> Node | None:
     """The nearest ancestor (not the node itself) of one of `types`."""
-    wanted = {types} if isinstance(types, str) else types
-    current = node.parent
-    while current is not None and current.type not in wanted:
-        current = current.parent
-    return current
+    return next(ancestors(node, {types} if isinstance(types, str) else types), None)
 
 
 def field(node: Node, *path: str) -> Node | None:

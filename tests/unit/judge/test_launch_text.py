@@ -75,6 +75,19 @@ AGREE = {
         HALF_BLOCKS,
         "",
     ),
+    "elements of an array": (
+        "int t[2]; t[0] = 16; t[1] = n; dim3 b(t[0], t[1]); k<<<n, b>>>(a, n);",
+        "int t[2]; t[0] = 16; t[1] = n; dim3 b(t[0], t[1]);"
+        " k<<<dim3((n * t[0] + 31) / 32, (t[1] + 7) / 8), dim3(32, 8)>>>(a, n);",
+        RESHAPED,
+        "",
+    ),
+    "changed before, and the kernel is longer": (
+        "int f = 2; while (m % f) f /= 2; dim3 g(n / f); k<<<g, 256>>>(a, n);",
+        "/* longer */ int f = 2; while (m % f) f /= 2; dim3 g(n / f); k<<<g, 256>>>(a, n);",
+        SAME,
+        "",
+    ),
     "a variable that changes": (
         "int g = n; g++; k<<<g, 256>>>(a, n);",
         "int g = n; g++; k<<<g * 2, 128>>>(a, n);",
@@ -117,6 +130,24 @@ DIFFER = {
     "changed in between": (
         "int g = n; n = m; k<<<g, 256>>>(a, n);",
         "int g = n; n = m; k<<<n * 2, 128>>>(a, n);",
+        HALF_BLOCKS,
+        "",
+    ),
+    "changed in a loop around the launch": (
+        "int g = n; for (;;) { k<<<g, 256>>>(a, n); n /= 2; }",
+        "int g = n; for (;;) { k<<<n * 2, 128>>>(a, n); n /= 2; }",
+        HALF_BLOCKS,
+        "",
+    ),
+    "read in between": (
+        "int g = 0; dim3 d(g + 1); std::cin >> g; k<<<d, 256>>>(a, n);",
+        "int g = 0; dim3 d(g + 1); std::cin >> g; k<<<dim3(g * 2 + 2), 128>>>(a, n);",
+        HALF_BLOCKS,
+        "",
+    ),
+    "changed by a function": (
+        "int g = 1; dim3 d(g); grow(g); k<<<d, 256>>>(a, n);",
+        "int g = 1; dim3 d(g); grow(g); k<<<g * 2, 128>>>(a, n);",
         HALF_BLOCKS,
         "",
     ),
