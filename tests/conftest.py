@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
+
+from cuda_agent import config
+
+
+@pytest.fixture(autouse=True)
+def default_settings() -> Iterator[None]:
+    """No test leaves settings behind."""
+    yield
+    config.use(config.Settings())
+
+
+@pytest.fixture
+def setting() -> Callable[..., None]:
+    """`setting(sandbox="off")`: for the rest of the test."""
+
+    def change(**values: Any) -> None:
+        config.use(dataclasses.replace(config.current(), **values))
+
+    return change
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -237,11 +238,13 @@ def test_recording_shim_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.root == tmp_path / "real"
 
 
-def test_setting_wins_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def test_setting_wins_and_a_wrong_one_is_named(tmp_path: Path, setting: Callable[..., None]) -> None:
     chosen = fake(tmp_path / "chosen", VERSION)
-    assert nvcc.find(str(chosen)).path == chosen
+    setting(nvcc_path=str(chosen))
+    assert nvcc.find().path == chosen
+    setting(nvcc_path="/bin/false")
     with pytest.raises(ToolMissing, match=r"cudaAgent\.nvccPath is /bin/false"):
-        nvcc.find("/bin/false")
+        nvcc.find()
 
 
 def test_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +260,12 @@ def test_none_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         nvcc.find()
 
 
-def test_no_host_compiler_is_a_missing_tool(tmp_path: Path, build: Build) -> None:
+def test_no_host_compiler_is_a_missing_tool(tmp_path: Path, build: Build, setting: Callable[..., None]) -> None:
     failing = fake(tmp_path / "bin", f'case "$1" in --version) {VERSION}; exit;; --dryrun) exit 0;; esac\n'
                    'echo "gcc: No such file or directory" >&2; exit 1')  # fmt: skip
+    setting(nvcc_path=str(failing))
     with pytest.raises(ToolMissing, match=r"install g\+\+"):
-        nvcc.compile(build, TEXT, "sm_90", nvcc=nvcc.find(str(failing)))
+        nvcc.compile(build, TEXT, "sm_90")
 
 
 def test_specific_architecture_of_the_build(build: Build) -> None:
