@@ -9,6 +9,7 @@ only when called.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shlex
@@ -147,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit code; Ctrl-C stops the work, keeps the best so far and ends with 130."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
+        gc.disable()  # importing the protocol makes objects that all stay: `serve` starts collecting after that
         from cuda_agent.lsp.app import main as serve
 
         return serve(given[1:])
