@@ -192,7 +192,8 @@ def _compile(
         quoted = str(build.file).replace("\\", "\\\\").replace('"', '\\"')
         source.write_text(f'#line 1 "{quoted}"\n' + text.removeprefix("\ufeff"), encoding="utf-8", newline="")
         argv = [str(nvcc.path), "-cubin", "-x", "cu", *(f for f in flags if f != "-x=cu"), "-Xptxas=-v"]
-        argv += [*beside(build.file.parent, work), "-MD", "-MF", str(deps), "-o", str(out), str(source)]
+        # nvcc's own -MD preprocesses once more, for the host; this way the device pass itself lists what it read.
+        argv += [*beside(build.file.parent, work), "-Xcompiler", f"-MD,-MF,{deps}", "-o", str(out), str(source)]
         readable = [nvcc.root, *_readable(build)]
         # A build folder may be gone since; the text can lie in a folder that was never saved.
         cwd = next((folder for folder in (build.directory, build.file.parent) if folder.is_dir()), work)
@@ -240,8 +241,8 @@ def _readable(build: Build) -> list[Path]:
 
 
 def project_headers(rule: str, source: Path, directory: Path, root: Path) -> tuple[str, ...]:
-    """The files in a make rule written by -MD that may change: not the source, the toolkit's or the system's."""
-    words = re.sub(r"\\\n", " ", rule.partition(" : ")[2]).replace("\\ ", "\0").split()
+    """The files in a make rule written by g++ -MD that may change: not the source, the toolkit's or the system's."""
+    words = re.sub(r"\\\n", " ", rule.partition(": ")[2]).replace("\\ ", "\0").split()
     paths = (Path(os.path.realpath(directory / w.replace("\0", " "))) for w in words)
     fixed = (root, root.resolve(), Path("/usr"), Path("/nix/store"))
     return tuple(

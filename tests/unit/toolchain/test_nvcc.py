@@ -158,6 +158,18 @@ def test_byte_order_mark_and_windows_line_ends(build: Build) -> None:
 
 
 @needs_nvcc
+def test_the_cache_follows_headers_that_only_device_code_reads(build: Build) -> None:
+    text = '#ifdef __CUDA_ARCH__\n#include "device.h"\n#else\n#define N 1\n#endif\n'
+    text += "__global__ void k(float *x) { for (int i = 0; i < N; i++) x[i * i] += x[i]; }\n"
+    header = build.file.parent / "device.h"
+    instructions = []
+    for n in (1, 3):
+        header.write_text(f"#define N {n}\n")
+        instructions.append(compile(build, text).kernels["_Z1kPf"].instructions)
+    assert instructions[0] < instructions[1]
+
+
+@needs_nvcc
 @needs_bwrap
 def test_text_cannot_show_files_outside(build: Build, tmp_path: Path) -> None:
     secret = tmp_path / "secret.h"
@@ -276,6 +288,6 @@ def test_specific_architecture_of_the_build(build: Build) -> None:
 
 
 def test_headers_of_a_make_rule() -> None:
-    rule = "out.cubin : /tmp/w/k.cu \\\n /usr/include/a.h \\\n /opt/cuda/include/b.h \\\n /p/x\\ y.h rel.h\n"
+    rule = "k.o: /tmp/w/k.cu \\\n /usr/include/a.h \\\n /opt/cuda/include/b.h \\\n /p/x\\ y.h rel.h\n"
     found = nvcc.project_headers(rule, Path("/tmp/w/k.cu"), Path("/p/build"), Path("/opt/cuda"))
     assert found == ("/p/build/rel.h", "/p/x y.h")
