@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("suite", deadline=None)  # no assert on wall time
 settings.load_profile("suite")
+
+from cuda_agent import config
+
+
+@pytest.fixture(autouse=True)
+def default_settings() -> Iterator[None]:
+    """No test leaves settings behind."""
+    yield
+    config.use(config.Settings())
+
+
+@pytest.fixture
+def setting() -> Callable[..., None]:
+    """`setting(sandbox="off")`: for the rest of the test."""
+
+    def change(**values: Any) -> None:
+        config.use(dataclasses.replace(config.current(), **values))
+
+    return change
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent / "server" / "cuda_agent"
 # A module may import from its own room and from any room before it.
 ORDER = [
     ("errors", "model", "paths", "__init__"),
-    ("config", "cache"),
+    ("config",),
+    ("cache",),
     ("source",),
     ("toolchain",),
     ("hints",),

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import diskcache
 
-from cuda_agent import __version__, paths
+from cuda_agent import __version__, config, paths
 
 T = TypeVar("T")
 
-DEFAULT_SIZE = 2 << 30
 _log = logging.getLogger(__name__)
 _MISSING = object()
 # Everything a broken disk, a broken database or an entry of another version can raise from diskcache.
@@ -58,7 +57,7 @@ def _feed(state: Any, part: object) -> None:
 
 
 class Cache:
-    """Content-addressed results and blobs under one folder.
+    """Content-addressed results and blobs under one folder, of at most `size_limit` bytes (default: the setting).
 
     `on_trouble` is called once, with a sentence, when the cache cannot be used; without it the sentence is logged.
     """
@@ -66,18 +65,18 @@ class Cache:
     def __init__(
         self,
         folder: Path | None = None,
-        size_limit: int = DEFAULT_SIZE,
+        size_limit: int | None = None,
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = folder or paths.cache_dir() / "results"
-        self.size_limit = size_limit
+        self.size_limit = config.current().cache_size_mb << 20 if size_limit is None else size_limit
         self.on_trouble = on_trouble
         self._told = False
         self._store: Any = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # A busy database must not hold up a job: half a second, then compute.
-            self._store = diskcache.Cache(str(self.folder), size_limit=size_limit, timeout=0.5)
+            self._store = diskcache.Cache(str(self.folder), size_limit=self.size_limit, timeout=0.5)
         except _TROUBLE as error:
             self._trouble(error)
 
@@ -142,17 +141,18 @@ class Cache:
         if self.on_trouble is not None:
             self.on_trouble(sentence)
         else:
-            _log.warning(sentence)
+            _log.error(sentence)
 
 
 _default: Cache | None = None
 
 
 def default() -> Cache:
-    """The process's cache, opened on first use (again when CUDA_AGENT_CACHE changed since)."""
+    """The process's cache, opened on first use, and again when CUDA_AGENT_CACHE or the setting of its size changed."""
     global _default
-    if _default is None or _default.folder != paths.cache_dir() / "results":
-        _default = Cache()
+    wanted = (paths.cache_dir() / "results", config.current().cache_size_mb << 20)
+    if _default is None or (_default.folder, _default.size_limit) != wanted:
+        _default = Cache(*wanted)
     return _default
 
 

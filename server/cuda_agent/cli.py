@@ -1,6 +1,7 @@
 """The command line: facts · capture · verify · bench · optimize · serve · worker · doctor.
 
-With `--json` one JSON object goes to stdout; progress always goes to stderr. Exit codes: 0 verified or done,
+With `--json` one JSON object goes to stdout; progress always goes to stderr. What no flag says is the setting's value
+(`--set`, docs/configuration.md). Exit codes: 0 verified or done,
 1 rejected, 2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world
 only when called.
 """
@@ -8,6 +9,7 @@ only when called.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shlex
@@ -20,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cuda_agent import __version__
+from cuda_agent import __version__, config
 from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+# A person who waits at a terminal lets a search take longer than one who edits meanwhile.
+DEFAULTS = config.Settings(budget_seconds=300.0, budget_candidates=60)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,13 +51,20 @@ def _parser() -> _Parser:
     def command(name: str, help: str, *, device: bool = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help, description=help)
         if device:
-            sub.add_argument("--device", default="auto", help="auto (default), cuda:0, emulator, ssh://host")
+            sub.add_argument("--device", help="auto (default), cuda:0, emulator, ssh://host")
         sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="a setting of docs/configuration.md, such as nvccPath=/opt/cuda/bin/nvcc or extraFlags='-DN=4 -G'",
+        )
         return sub
 
     def inputs(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--kernel", help="name of the kernel (default: the one with inputs)")
-        sub.add_argument("--args", default="", help="arguments for the file's own main when it has to be run")
+        sub.add_argument("--args", help="arguments for the file's own main when it has to be run")
         sub.add_argument("--run", help="run command that launches the kernel, when the file has no main")
         sub.add_argument(
             "--timeout",
@@ -72,17 +83,13 @@ def _parser() -> _Parser:
     facts = command("facts", "Registers, spills, shared memory and occupancy of every kernel in a file.")
     facts.add_argument("file", type=Path)
     facts.add_argument("--kernel")
-    facts.add_argument("--arch", help="sm_90, … (default: the build's, else the device's)")
+    facts.add_argument("--arch", help="sm_90, … (default: the device's, else the build's)")
 
     capture = command("capture", "Run a program as it is and keep the inputs of its kernel launches.")
     capture.add_argument("--kernel", help="regular expression on the kernel's name")
-    capture.add_argument(
-        "--first", type=int, default=2, metavar="N", help="launches to keep for each kernel (default 2)"
-    )
+    capture.add_argument("--first", type=int, metavar="N", help="launches to keep for each kernel (default 2)")
     capture.add_argument("--select", choices=("first", "smallest", "largest"), default="first")
-    capture.add_argument(
-        "--cap", type=_size, default="1G", metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)"
-    )
+    capture.add_argument("--cap", type=_size, metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)")
     capture.add_argument(
         "--stop",
         action=argparse.BooleanOptionalAction,
@@ -105,8 +112,8 @@ def _parser() -> _Parser:
     optimize.add_argument("file", type=Path)
     inputs(optimize)
     in_program(optimize, "the winner")
-    optimize.add_argument("--budget", type=_seconds, default=300.0, metavar="SECONDS")
-    optimize.add_argument("--candidates", type=int, default=60, metavar="N", help="candidates to judge at most")
+    optimize.add_argument("--budget", type=_seconds, metavar="SECONDS", help="default 300")
+    optimize.add_argument("--candidates", type=int, metavar="N", help="candidates to judge at most (default 60)")
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
 
@@ -141,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit code; Ctrl-C stops the work, keeps the best so far and ends with 130."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
+        gc.disable()  # importing the protocol makes objects that all stay: `serve` starts collecting after that
         from cuda_agent.lsp.app import main as serve
 
         return serve(given[1:])
@@ -154,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     with _interrupts(stop):
         try:
+            _settle(arguments)
             with Progress(quiet=False) as progress:
                 code = _COMMANDS[arguments.command](arguments, progress, stop)
         except Cancelled as error:
@@ -166,6 +175,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
     return INTERRUPTED if stop.is_set() and code != 0 else code
+
+
+def _settle(arguments: argparse.Namespace) -> None:
+    """Take the settings, and fill in from them the flags that were not given. Raises UsageError."""
+    settings = config.parse(config.from_words(arguments.set), DEFAULTS)
+    config.use(settings)
+    filled = {
+        "device": settings.device,
+        "arch": None if settings.arch == "auto" else settings.arch,
+        "first": settings.capture_launches,
+        "cap": settings.capture_limit_mb << 20,
+        "budget": settings.budget_seconds,
+        "candidates": settings.budget_candidates,
+    }
+    if getattr(arguments, "run", None) is None and getattr(arguments, "args", None) is None:
+        filled |= {"run": settings.run_command, "args": settings.arguments}
+    for name, value in filled.items():
+        if getattr(arguments, name, value) is None:
+            setattr(arguments, name, value)
 
 
 @contextmanager
@@ -226,7 +254,7 @@ def _existing(path: Path) -> Path:
 def _command(arguments: argparse.Namespace) -> dict[str, Any]:
     """How the program is run for inputs. Raises UsageError."""
     try:
-        args, run = shlex.split(arguments.args), shlex.split(arguments.run or "")
+        args, run = shlex.split(arguments.args or ""), shlex.split(arguments.run or "")
     except ValueError as error:
         raise UsageError(f"--args and --run are split like a shell does it: {error}") from error
     if run and args:

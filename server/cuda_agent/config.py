@@ -1,7 +1,9 @@
 """Every setting, declared once. The JSON schema, the extension's `contributes.configuration` and docs/configuration.md
 are made from this list (`python -m cuda_agent.config` writes the page).
 
-A setting is a field of `Settings`; its name for people is `cudaAgent.` and the field's name in camel case.
+A setting is a field of `Settings`; its name for people is `cudaAgent.` and the field's name in camel case. A process
+has one `Settings` at a time: the server hands its own to each job, which takes it with `use`; the command line makes
+one of `--set`. Whoever needs a setting asks `current()`.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import dataclasses
 import difflib
 import json
 import re
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from cuda_agent.errors import UsageError
 
 SECTION = "cudaAgent"
-HINT_CATEGORIES = ("registers", "spills", "occupancy", "launch", "traffic")
+HINT_CATEGORIES = ("registers", "spills", "occupancy", "launch")
 Scope = Literal["restricted", "resource"]
 T = TypeVar("T")
 
@@ -36,7 +39,7 @@ class Doc:
     maximum: float | None = None
     pattern: str | None = None
     pattern_says: str = ""
-    client: bool = False  # used by the editor's client, not by the server
+    words: bool = False  # split like a shell does it
 
 
 def _setting(default: T, text: str, **more: Any) -> T:
@@ -60,11 +63,13 @@ class Settings:
         "The command that runs your program, as you type it in a terminal in the project's folder. It is used to "
         "capture kernel inputs. Empty: the file is built and run by itself when it has a `main`.",
         scope="restricted",
+        words=True,
     )
     arguments: str = _setting(
         "",
         "Arguments for a file that has a `main` and is built and run by itself: small sizes make a capture quick.",
         scope="restricted",
+        words=True,
     )
     budget_seconds: float = _setting(120.0, "How long one optimisation may take, in seconds.", minimum=1, maximum=86400)
     budget_candidates: int = _setting(40, "How many rewrites one optimisation may try.", minimum=1, maximum=100000)
@@ -75,8 +80,9 @@ class Settings:
     )
     sandbox: str = _setting(
         "auto",
-        "`auto` compiles in a sandbox (bubblewrap) where it works; `off` compiles your own code without. Text from a "
-        "model is compiled only in the sandbox, whatever this says.",
+        "`auto` compiles in a sandbox (bubblewrap) where it works, which reads the project and its include folders "
+        "only; `off` runs nvcc and g++ on your own code without it. Text from a model is compiled only in the sandbox, "
+        "whatever this says.",
         scope="restricted",
         choices=("auto", "off"),
     )
@@ -88,7 +94,9 @@ class Settings:
         pattern_says="auto or a name like sm_90",
     )
     extra_flags: tuple[str, ...] = _setting(
-        (), "Flags for nvcc, added after those of the file's own build.", scope="restricted"
+        (),
+        "Flags for nvcc, added after those of the file's own build. A program that `runCommand` builds has its own.",
+        scope="restricted",
     )
     fast_math: bool = _setting(
         False, "Allow rewrites that use fast-math intrinsics. Off: such a rewrite is never proposed."
@@ -107,7 +115,8 @@ class Settings:
     )  # fmt: skip
     cache_size_mb: int = _setting(
         2048,
-        "How large the cache may grow, in MiB. It lies in ~/.cache/cuda-agent, or where CUDA_AGENT_CACHE says.",
+        "How large the cache of results may grow, in MiB. It lies in ~/.cache/cuda-agent, or where CUDA_AGENT_CACHE "
+        "says.",
         minimum=16,
         maximum=1 << 20,
     )
@@ -115,11 +124,34 @@ class Settings:
         (),
         "How the editor starts the server. Empty: the bundled server, then the selected Python environment, then PATH.",
         scope="restricted",
-        client=True,
     )
     log_level: str = _setting(
         "info", "How much the server writes to its log.", choices=("error", "warning", "info", "debug")
     )
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The run command's words; empty without one."""
+        return tuple(shlex.split(self.run_command))
+
+    @property
+    def program_arguments(self) -> tuple[str, ...]:
+        """The words of `arguments`."""
+        return tuple(shlex.split(self.arguments))
+
+
+_current = Settings()
+
+
+def current() -> Settings:
+    """The settings of this process."""
+    return _current
+
+
+def use(settings: Settings) -> None:
+    """Make these the settings of this process."""
+    global _current
+    _current = settings
 
 
 def name_of(field_name: str) -> str:
@@ -160,6 +192,41 @@ def parse(values: Mapping[str, Any] | None, base: Settings | None = None) -> Set
     return dataclasses.replace(base or Settings(), **changes)
 
 
+def from_words(items: Iterable[str]) -> dict[str, Any]:
+    """What `parse` reads, from `NAME=VALUE` words of a command line; a list's items are split like a shell does it.
+    UsageError for a word without `=`."""
+    kinds = {name: type(default) for _, name, default, _ in fields()}
+    values: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise UsageError(f"--set {item}: give NAME=VALUE, such as --set nvccPath=/usr/local/cuda/bin/nvcc.")
+        name = name.removeprefix(SECTION + ".")
+        values[name] = _from_text(name, text, kinds.get(name, str))
+    return values
+
+
+def _from_text(name: str, text: str, kind: type) -> Any:
+    """`text` as the setting's kind of value where it is one; `parse` refuses what is not."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text, text)
+    if kind is tuple:
+        return _split(f"{SECTION}.{name}", text)
+    if kind in (int, float):
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _split(name: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is {text!r}, which is split like a shell does it: {error}.") from error
+
+
 def trusted_only(values: Mapping[str, Any] | None, trusted: bool) -> dict[str, Any]:
     """The values that may be used: all of them, or in an untrusted workspace those that are not restricted."""
     hidden = set() if trusted else {name.removeprefix(SECTION + ".") for name in restricted()}
@@ -193,6 +260,8 @@ def _value(name: str, value: Any, default: Any, doc: Doc) -> Any:
     if not isinstance(value, str):
         raise UsageError(f"{name} is {value!r}: give a text.")
     _chosen(name, value, doc)
+    if doc.words:
+        _split(name, value)
     if doc.pattern is not None and re.fullmatch(doc.pattern, value) is None:
         raise UsageError(f"{name} is {value!r}: give {doc.pattern_says}.")
     return value
@@ -277,6 +346,10 @@ def markdown() -> str:
         "Each is `cudaAgent.<name>` in an editor's settings. Settings marked *restricted* name a program, a host or a",
         "compiler flag; those of a workspace are read only once you trust it. Environment: `CUDA_AGENT_CACHE` is the",
         "folder of the cache and of libraries built on first use (default `~/.cache/cuda-agent`).",
+        "",
+        "On the command line each is `--set <name>=VALUE`; a command's own flag, such as `--device`, comes first. What",
+        "only an editor shows or starts means nothing there. A search from the command line",
+        "takes 300 seconds and 60 candidates where nothing else is said.",
         "",
     ]
     for _, name, default, doc in fields():

@@ -83,7 +83,8 @@ def find_or_make_all(
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
     elif module.has_main:
-        build_and_run(path, list(args), build, options, on_event=on_event, cancelled=cancelled)
+        text = module.document.text
+        build_and_run(path, args, build, options, on_event=on_event, cancelled=cancelled, text=text)
     found = _earlier(path, module, names)
     if found:
         return found

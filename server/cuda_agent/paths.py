@@ -1,8 +1,12 @@
-"""Where this package keeps things outside a project: one folder, `CUDA_AGENT_CACHE` or `~/.cache/cuda-agent`."""
+"""Folders: the one that this package keeps outside projects (`CUDA_AGENT_CACHE` or `~/.cache/cuda-agent`), and a
+project's own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -20,3 +24,15 @@ def native_dir() -> Path:
     folder = cache_dir() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def project_folders(source_file: Path) -> Iterator[Path]:
+    """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp)
+    ends the search: what lies there is not this project's."""
+    for folder in source_file.parents:
+        with contextlib.suppress(OSError):
+            if folder != source_file.parent and folder.stat().st_mode & stat.S_IWOTH:
+                return
+        yield folder
+        if (folder / ".git").exists():
+            return

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cuda_agent.device import target_arch
 from cuda_agent.errors import ToolMissing
 from cuda_agent.hints import occupancy
 from cuda_agent.inputs import read_source
@@ -41,7 +42,7 @@ def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, An
     module = parse_module(Document(str(path), text))
     wanted = module.kernel(kernel).qualified_name if kernel else None
     build = builds.find_build(path)
-    target = arch or builds.arch_of(build) or "sm_90"
+    target = arch or target_arch(build)
     binary = compiler.compile(build, text, target)
     limits = occupancy.limits(target)
     rows = []

@@ -156,6 +156,30 @@ def test_facts(cache: Path, tmp_path: Path) -> None:
     assert "softmax_rows" in table
 
 
+def test_settings_on_the_command_line(cache: Path, tmp_path: Path) -> None:
+    shutil.copy(SOFTMAX, tmp_path)
+    wrong = run(["doctor", "--set", "sandbocks=off"], tmp_path, environment(cache)).check(3)
+    assert "cudaAgent.sandbox" in wrong.err
+    none = run(["facts", "softmax_rows.cu", "--set", "nvccPath=/bin/false"], tmp_path, environment(cache)).check(2)
+    assert "cudaAgent.nvccPath is /bin/false" in none.err
+    asked = ["device=emulator", "arguments=64 96 1", "budgetCandidates=1", "captureLaunches=1"]
+    settings = [word for setting in asked for word in ("--set", setting)]
+    found = run(["optimize", "softmax_rows.cu", "--json", *settings], tmp_path, environment(cache)).check(0).json
+    assert found["inputs"].startswith("captured: 1 launch")
+    assert found["tried"] == 1
+
+
+def test_extra_flags_on_the_command_line(cache: Path, tmp_path: Path) -> None:
+    try:
+        nvcc.find()
+    except nvcc.ToolMissing as error:
+        pytest.skip(str(error))
+    shutil.copy(SOFTMAX, tmp_path)
+    argv = ["facts", "softmax_rows.cu", "--json", "--set", "extraFlags=-maxrregcount 24", "--set", "arch=sm_80"]
+    found = run(argv, tmp_path, environment(cache)).check(0).json
+    assert (found["arch"], found["kernels"][0]["registers"]) == ("sm_80", 24)
+
+
 def test_bench_needs_a_gpu(cache: Path, tmp_path: Path) -> None:
     shutil.copy(SOFTMAX, tmp_path)
     done = run(["bench", "softmax_rows.cu", *SMALL], tmp_path, environment(cache)).check(2)

@@ -182,3 +182,48 @@ async def test_refreshes_are_coalesced(started: Starter, workspace: Path) -> Non
 async def _start_and_cancel(editor: Editor, uri: str) -> None:
     job = (await editor.run("cudaAgent.capture", {"uri": uri, "kernel": WHERE}))["job"]
     await editor.run("cudaAgent.cancel", {"job": job})
+
+
+def change(editor: Editor, **settings: Any) -> None:
+    """As when a person edits settings.json."""
+    editor.client._configuration[""]["cudaAgent"].update(settings)
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings=None))
+
+
+@needs_nvcc
+async def test_facts_follow_the_settings(started: Starter, workspace: Path) -> None:
+    editor = await started(vscode())
+    uri = editor.open(workspace / "softmax_rows.cu")
+    free = await editor.until_lens(uri, "registers", 30.0)
+    assert "24 registers" not in free
+    change(editor, extraFlags=["-maxrregcount=24"])
+    await editor.until_lens(uri, "24 registers", 30.0)
+    change(editor, extraFlags=[])
+    await editor.until_lens(uri, free, 30.0)
+
+
+async def test_the_log_level(started: Starter, workspace: Path) -> None:
+    """A line of the log at `info` is written or not; a command that runs nothing ends and is logged so."""
+    logged: dict[str, list[str]] = {}
+    for level in ("info", "error"):
+        editor = await started(vscode(), settings={"logLevel": level, "runCommand": "sleep 1000"})
+        uri = editor.open(workspace / "softmax_rows.cu")
+        job = (await editor.run("cudaAgent.capture", {"uri": uri, "kernel": WHERE}))["job"]
+        assert (await editor.run("cudaAgent.cancel", {"job": job}))["cancelled"]
+        await editor.debug()
+        logged[level] = [entry.message for entry in editor.client.log_messages if "Capturing" in entry.message]
+    assert len(logged["info"]) == 1
+    assert logged["error"] == []
+
+
+async def test_a_search_takes_the_text_that_is_not_saved(started: Starter, workspace: Path) -> None:
+    path = workspace / "softmax_rows.cu"
+    text = path.read_text()
+    path.write_text("#error saved in the middle of an edit\n")
+    editor = await started(vscode())
+    uri = editor.open(path, text=text)
+    await proposal(editor, uri)
+    assert path.read_text() == "#error saved in the middle of an edit\n"
+    answer = await editor.run("cudaAgent.capture", {"uri": uri, "kernel": WHERE, "runCommand": "make run"})
+    assert "job" in answer
+    assert "softmax_rows.cu has unsaved changes" in await editor.until_said("save the file first", 20.0)

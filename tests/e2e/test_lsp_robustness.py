@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -25,6 +26,11 @@ int main() {
     return 0;
 }
 """
+
+
+def small_disk_works() -> bool:
+    command = ["bwrap", "--dev-bind", "/", "/", "--size", "65536", "--tmpfs", "/mnt", "true"]
+    return shutil.which("bwrap") is not None and subprocess.run(command, check=False).returncode == 0
 
 
 async def answers(editor: Editor, uri: str) -> None:
@@ -238,3 +244,45 @@ async def test_settings_that_make_no_sense_are_named_and_the_rest_holds(started:
     assert await editor.until_said("no setting cudaAgent.nonsense", 5.0)
     assert await editor.titles(uri) == []
     assert "**kernel**" in await editor.hover(uri, editor.at(uri, WHERE + "(const"))
+
+
+@pytest.mark.skipif(not small_disk_works(), reason="needs bubblewrap that may mount a file system of limited size")
+@pytest.mark.parametrize("room_for_libraries", [False, True])
+async def test_a_cache_on_a_disk_that_is_full(
+    started: Starter,
+    workspace: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    room_for_libraries: bool,
+) -> None:
+    """A file system of 256 KiB. With the emulator's libraries elsewhere the search ends as always; without, it says
+    why it cannot begin."""
+    disk, native = tmp_path / "disk", cache / "native"
+    disk.mkdir()
+    native.mkdir(exist_ok=True)
+    mounts = ["--size", str(256 << 10), "--tmpfs", str(disk)]
+    if room_for_libraries:
+        mounts += ["--bind", str(native), str(disk / "native")]
+    command = ["bwrap", "--dev-bind", "/", "/", *mounts, "--die-with-parent", "--", *SERVER]
+    monkeypatch.setattr("editor.SERVER", command)
+    editor = await started(vscode(), environment={"CUDA_AGENT_CACHE": str(disk)})
+    uri = editor.open(workspace / "softmax_rows.cu")
+    await answers(editor, uri)
+    await editor.run("cudaAgent.optimize", {"uri": uri, "kernel": WHERE})
+    await answers(editor, uri)
+
+    async def ended() -> bool:
+        return not await editor.ask("cudaAgent/jobs", {})
+
+    await editor.until("the end of the job", ended, 180.0)
+    await answers(editor, uri)
+    said = [message.message for message in editor.client.messages]
+    assert not any("internal error" in message or "Traceback" in message for message in said), said
+    (told,) = [message for message in said if "working without it" in message]
+    assert str(disk) in told
+    assert "Free some disk space" in told
+    if room_for_libraries:
+        assert await editor.until_lens(uri, "verified on the emulator", 5.0)
+    else:
+        assert "no space is left for the cache" in said[-1]

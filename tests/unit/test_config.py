@@ -56,12 +56,28 @@ def test_missing_and_null_keep_the_base() -> None:
         ({"device": 0}, ["cudaAgent.device", "text"]),
         ({"device": "gpu"}, ["cudaAgent.device", "cuda:N"]),
         ({"lens": 1}, ["cudaAgent.lens", "true or false"]),
+        ({"runCommand": "make 'run"}, ["cudaAgent.runCommand", "No closing quotation"]),
     ],
 )
 def test_error_names_the_setting(values: dict[str, object], words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         config.parse(values)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_words_of_a_command_line() -> None:
+    words = ["extraFlags=-DN='a b' -G", "budgetSeconds=9", "lens=false", "cudaAgent.runCommand=make run N=4"]
+    made = config.parse(config.from_words(words))
+    assert made == config.Settings(
+        extra_flags=("-DN=a b", "-G"), budget_seconds=9.0, lens=False, run_command="make run N=4"
+    )
+    assert made.command == ("make", "run", "N=4")
+
+
+@pytest.mark.parametrize("word", ["lens", "lens=perhaps", "budgetSeconds=soon", "budgetCandidates=1.5", "lense=true"])
+def test_a_wrong_word_names_the_setting(word: str) -> None:
+    with pytest.raises(UsageError, match=word.partition("=")[0]):
+        config.parse(config.from_words([word]))
 
 
 def test_untrusted_workspace_names_no_binary() -> None:

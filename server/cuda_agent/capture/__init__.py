@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cuda_agent.capture.report import (
@@ -23,6 +24,8 @@ from cuda_agent.capture.report import (
 from cuda_agent.capture.session import Session, resolve_device
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Build
+from cuda_agent.source import documents
+from cuda_agent.toolchain import nvcc
 
 __all__ = [
     "CaptureOptions",
@@ -61,16 +64,32 @@ def build_and_run(
     options: CaptureOptions | None = None,
     on_event: OnEvent | None = None,
     cancelled: Cancelled | None = None,
+    *,
+    text: str | None = None,
 ) -> CaptureReport:
     """Compiles one `.cu` that has a main with its build's flags and captures a run of it, in the file's folder.
 
-    The program lies in a temporary folder; nothing but `.cuda-agent/` is written beside the file. Raises CompileError
-    and what `capture` raises.
+    `text` is an editor's, saved or not, and the one that is compiled; None: the file's. The program lies in a temporary
+    folder; nothing but `.cuda-agent/` is written beside the file. Raises SourceError when the file cannot be read,
+    CompileError and what `capture` raises.
     """
     file = file.absolute()
     work = Session((str(file),), file.parent, options or CaptureOptions(), on_event, cancelled)
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
-        program = Path(folder) / file.stem
-        work.compile(file, program, build)
+        program, copy = Path(folder) / "program" / file.stem, Path(folder) / "text" / file.name
+        program.parent.mkdir()
+        if text is None or documents.is_saved(file, text):
+            work.compile(file, program, build)
+        else:
+            work.compile(copy, program, _write_as(file, text, copy, build))
         work.command = (str(program), *args)
         return work.run((f"./{file.stem}", *args))
+
+
+def _write_as(file: Path, text: str, copy: Path, build: Build) -> Build:
+    """Writes `text` to `copy`, which compiles with the build that is returned as if it lay at `file`: it finds the
+    headers beside that, and the compiler's messages name it."""
+    copy.parent.mkdir()
+    quoted = str(file).replace("\\", "\\\\").replace('"', '\\"')
+    documents.write(copy, f'#line 1 "{quoted}"\n' + text.removeprefix("\ufeff"))
+    return replace(build, file=copy, flags=(*build.flags, "=".join(nvcc.beside(file.parent, copy.parent))))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cuda_agent import errors
+from cuda_agent import config, errors
 from cuda_agent.errors import CaptureError
 from cuda_agent.model import Dim3
 
@@ -17,16 +17,24 @@ Event = Mapping[str, Any]
 OnEvent = Callable[[Event], None]
 Cancelled = Callable[[], bool]
 
-DEFAULT_CAP = 1 << 30
+
+def _first() -> int:
+    return config.current().capture_launches
+
+
+def _cap() -> int:
+    return config.current().capture_limit_mb << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
+    """Defaults are the person's settings."""
+
     device: str = "auto"  # "cuda", "cuda:N", "emulator"; "auto" takes a GPU when there is one
     kernel: str | None = None  # regular expression searched in the demangled name
-    first: int = 2  # launches kept a kernel (and instantiation, and process)
+    first: int = field(default_factory=_first)  # launches kept a kernel (and instantiation, and process)
     select: Literal["first", "smallest", "largest"] = "first"
-    cap: int = DEFAULT_CAP  # bytes a launch
+    cap: int = field(default_factory=_cap)  # bytes a launch
     stop: bool | None = None  # end the program once everything wanted is recorded; None: only on the emulator
     timeout: float | None = None  # seconds for the program; None: no limit
     into: Path | None = None  # folder for the bundles; None: `<cwd>/.cuda-agent/captures`, in place of earlier ones

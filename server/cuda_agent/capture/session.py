@@ -83,6 +83,7 @@ class Session:
         self.on_event: OnEvent = on_event or (lambda event: None)
         self.cancelled: Cancelled = cancelled or (lambda: False)
         self.notes: list[str] = []
+        self.sources: set[Path] = set()  # compiled by us
         try:
             re.compile(self.options.kernel or "")
         except re.error as error:
@@ -110,6 +111,7 @@ class Session:
 
     def compile(self, file: Path, program: Path, build: Build) -> None:
         """Builds a whole program. Raises CompileError, ToolMissing."""
+        self.sources.add(file)
         if self.device == "emulator":
             from cuda_agent.device.emulator import native
 
@@ -171,7 +173,7 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="cuda-agent-nvcc-") as folder:
             tools = self._install(Path(folder) / "cuda", paths)
             environment = self._environment(paths, tools)
-            shim.record_variables(paths.globals_, sorted(self.cwd.glob("*.cu")))
+            shim.record_variables(paths.globals_, sorted({*self.cwd.glob("*.cu"), *self.sources}))
             before = _lines(paths.builds)
             follower = raw.Follower(paths.raw)
             try:

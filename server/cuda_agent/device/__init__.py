@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from cuda_agent import cache, paths
+from cuda_agent import cache, config, paths
 from cuda_agent.device.client import Device
 from cuda_agent.device.info import GPUS, DeviceInfo
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.quarantine import Quarantine
 from cuda_agent.device.transports import PipeTransport, Transport
 from cuda_agent.errors import DeviceError, SandboxError, UsageError
+from cuda_agent.model import Build
 from cuda_agent.toolchain import sandbox
+from cuda_agent.toolchain.build import arch_of
 
-__all__ = ["Device", "DeviceInfo", "Job", "Probe", "Quarantine", "open_device", "probe"]
+__all__ = ["Device", "DeviceInfo", "Job", "Probe", "Quarantine", "open_device", "probe", "target_arch"]
 
+DEFAULT_ARCH = "sm_90"
 _SPEC = re.compile(r"auto|cuda(:\d+)?|emulator(:\w+)?")
 
 
@@ -70,6 +74,25 @@ def _sandboxed(argv: list[str]) -> list[str]:
     """The worker reads Python, this package and the native runtime, and writes only its own /tmp."""
     readable = [Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path, str(Path(__file__).parents[2])) if p]
     return sandbox.wrap(argv, [*readable, paths.native_dir()])
+
+
+def target_arch(build: Build) -> str:
+    """The architecture that facts of this build are for, by the settings `arch` and `device`: the one named, else the
+    GPU's, else the build's, else sm_90."""
+    settings = config.current()
+    return settings.arch if settings.arch != "auto" else _gpu_arch(settings.device) or arch_of(build) or DEFAULT_ARCH
+
+
+@lru_cache(8)
+def _gpu_arch(spec: str) -> str | None:
+    """None where `spec` means the emulator."""
+    from cuda_agent.device import driver
+
+    kind, _, number = spec.partition(":")
+    if kind == "emulator" or driver.why_not() is not None:
+        return None
+    major, minor = (driver.attribute(int(number or 0), name) for name in ("major", "minor"))
+    return f"sm_{major}{minor}" if major else None  # 0: there is no such GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@ kill.
 
 Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind,
 params}` (a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and
-`log`."""
+`log {level, message}`, which also has what this package's loggers say."""
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -50,6 +51,18 @@ class Report:
             self._writer.send(message)
 
 
+class ToEngine(logging.Handler):
+    """Hands log records on, so that the person reads them in the editor."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(logging.WARNING)
+        self.report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        self.report.log(level, record.getMessage())
+
+
 def error_body(failure: BaseException) -> tuple[int, str, dict[str, Any]]:
     """(code, message, data) of a JSON-RPC error; `data.kind` names the class."""
     data: dict[str, Any] = {"kind": type(failure).__name__}
@@ -79,6 +92,7 @@ def main() -> int:
     fd_in, fd_out = wire.private_stdio()
     processes.guard(fd_in)  # returns in the job only
     report = Report(wire.FdWriter(fd_out))
+    logging.getLogger("cuda_agent").addHandler(ToEngine(report))
     todo: queue.Queue[wire.Message | None] = queue.Queue()
 
     def listen() -> None:

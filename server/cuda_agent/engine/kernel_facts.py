@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cuda_agent.device import target_arch
 from cuda_agent.engine.messages import FactsOf
 from cuda_agent.errors import CompileError, UsageError, WorkloadError
 from cuda_agent.hints import launch, sentences
@@ -16,10 +17,8 @@ from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import compile as compiler
 from cuda_agent.toolchain import names
-from cuda_agent.toolchain.build import arch_of, find_build
+from cuda_agent.toolchain.build import find_build
 from cuda_agent.workload import bundle
-
-DEFAULT_ARCH = "sm_90"
 
 
 def file_facts(ask: FactsOf) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def file_facts(ask: FactsOf) -> dict[str, Any]:
     SandboxError; a text that does not compile is no error while somebody types: `problem` says what the compiler
     said."""
     build = find_build(Path(ask.path))
-    arch = ask.arch if ask.arch != "auto" else arch_of(build) or DEFAULT_ARCH
+    arch = target_arch(build)
     try:
         binary = compiler.compile(build, ask.text, arch)
     except CompileError as refused:
@@ -65,11 +64,7 @@ def described(parsed: Module, kernel: Kernel, instances: Sequence[Facts], arch: 
     texts = [sentence.text for sentence in found if sentence.line is None]
     if len(instances) > 1:
         texts.append(f"{len(instances)} instantiations; these numbers are of `{facts.demangled}`.")
-    findings = [
-        {"category": sentence.category, "message": sentence.text, "line": sentence.line}
-        for sentence in found
-        if sentence.category in ("spills", "launch") or sentence.line is not None
-    ]
+    findings = [{"category": one.category, "message": one.text, "line": one.line} for one in found]
     return {"title": sentences.short(facts), "sentences": texts, "findings": findings, "arch": arch}
 
 

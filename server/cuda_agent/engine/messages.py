@@ -1,12 +1,15 @@
 """What the server says to the engine and hears from it. `docs/protocol.md` lists the same; a test compares the two.
 
-Every field is JSON. `path` is absolute; `text` is the editor's text, saved or not."""
+Every field is JSON. `path` is absolute; `text` is the editor's text, saved or not; `settings` are the person's, which
+the job takes as its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from cuda_agent.config import Settings
 
 JobKind = Literal["capture", "optimize", "verify"]
 JobStatus = Literal["done", "failed", "cancelled"]
@@ -31,21 +34,7 @@ class FactsOf:
     path: str
     text: str
     version: int = 0
-    arch: str = "auto"  # sm_NN; auto: the build's, else sm_90
-    nvcc: str = ""  # cudaAgent.nvccPath; empty: the first one found
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """How the person's program is run, and on what. `run_command` empty: a file with a `main` is built and run
-    itself."""
-
-    device: str = "auto"
-    run_command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    budget_s: float = 300.0
-    max_candidates: int = 40
-    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +42,7 @@ class Optimize:
     path: str
     text: str
     kernel: str
-    settings: RunSettings = RunSettings()
+    settings: Settings = field(default_factory=Settings)
     job: str = ""  # the caller's id; empty: the engine makes one
 
 
@@ -62,7 +51,7 @@ class Capture:
     path: str
     text: str
     kernel: str | None = None
-    settings: RunSettings = RunSettings()
+    settings: Settings = field(default_factory=Settings)
     job: str = ""
 
 
@@ -77,7 +66,7 @@ class Verify:
     origin: str = "person"
     numeric: str = "bit-exact"
     launch: Mapping[str, Any] = field(default_factory=dict)
-    settings: RunSettings = RunSettings()
+    settings: Settings = field(default_factory=Settings)
     job: str = ""
 
 

@@ -42,7 +42,7 @@ class Job:
 def deadline_s(job: Job) -> float | None:
     """A search has a budget; around it come a capture, builds and the last verdict. A capture may run as long as the
     person's program does: only a cancel ends it."""
-    return None if job.kind == "capture" else 4 * job.params.settings.budget_s + 20
+    return None if job.kind == "capture" else 4 * job.params.settings.budget_seconds + 20
 
 
 class Registry:

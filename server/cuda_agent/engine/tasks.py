@@ -1,6 +1,7 @@
 """What a job process does for each kind of request. Heavy rooms are imported by the task that needs them.
 
-A task that ends well returns `{status, message, outcome}`; `facts` returns its facts."""
+A task that ends well returns `{status, message, outcome}`; `facts` returns its facts. The request's settings are this
+process's from then on."""
 
 from __future__ import annotations
 
@@ -9,18 +10,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cuda_agent import paths
+from cuda_agent import config, paths
 from cuda_agent.engine.codec import from_json, to_json
 from cuda_agent.engine.job import Report
-from cuda_agent.engine.messages import Capture, FactsOf, Optimize, RunSettings, Verify
-from cuda_agent.errors import UsageError
+from cuda_agent.engine.messages import REQUESTS, Capture, FactsOf, Optimize, Verify
+from cuda_agent.errors import SourceError, UsageError
 
-if TYPE_CHECKING:
-    from cuda_agent.judge import JudgeOptions
-
-Task = Callable[[Mapping[str, Any], Report], Any]
+Task = Callable[[Any, Report], Any]
 
 
 def run(kind: str, params: Mapping[str, Any], report: Report) -> Any:
@@ -28,43 +26,30 @@ def run(kind: str, params: Mapping[str, Any], report: Report) -> Any:
     task = TASKS.get(kind)
     if task is None:
         raise UsageError(f"no such job: {kind}; there are {', '.join(sorted(TASKS))}")
-    use_nvcc(str(params.get("nvcc") or (params.get("settings") or {}).get("options", {}).get("nvcc_path") or ""))
-    return task(params, report)
+    ask: Any = from_json(REQUESTS[kind], params)
+    config.use(ask.settings)
+    return task(ask, report)
 
 
-def use_nvcc(setting: str) -> None:
-    """Put the nvcc that the person named before all others, for this process and what it starts. ToolMissing when it is
-    none."""
-    if setting:
-        from cuda_agent.toolchain import nvcc
-
-        folder = str(nvcc.find(setting).path.parent)
-        if os.environ.get("PATH", "").split(os.pathsep)[0] != folder:
-            os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
-
-
-def facts(params: Mapping[str, Any], report: Report) -> Any:
+def facts(ask: FactsOf, report: Report) -> Any:
     from cuda_agent.engine.kernel_facts import file_facts
 
-    ask = from_json(FactsOf, params)
     return file_facts(ask)
 
 
-def optimize(params: Mapping[str, Any], report: Report) -> Any:
+def optimize(ask: Optimize, report: Report) -> Any:
     from cuda_agent.agent import loop
 
-    ask = from_json(Optimize, params)
-    settings = _settled(ask.settings, Path(ask.path), ask.kernel, report)
+    settings = ask.settings
     request = loop.Request(
         Path(ask.path),
         ask.text,
         ask.kernel,
         settings.device,
-        settings.budget_s,
-        settings.max_candidates,
-        settings.args,
+        settings.budget_seconds,
+        settings.budget_candidates,
+        _settled(ask, report),
         trajectory=_trajectory(ask.kernel, report),
-        options=_judge_options(settings),
     )
     best = _Best(report)
     outcome = loop.optimize(request, on_event=best.event, cancelled=report.cancelled)
@@ -78,21 +63,24 @@ def optimize(params: Mapping[str, Any], report: Report) -> Any:
     return {"status": "done", "message": outcome.message, "outcome": found}
 
 
-def capture(params: Mapping[str, Any], report: Report) -> Any:
+def capture(ask: Capture, report: Report) -> Any:
     from cuda_agent.capture import build_and_run
     from cuda_agent.source.documents import Document
     from cuda_agent.source.symbols import module
     from cuda_agent.toolchain.build import find_build
 
-    ask = from_json(Capture, params)
-    path, settings = Path(ask.path), ask.settings
-    options = _capture_options(settings, ask.kernel)
-    if settings.run_command:
-        done = _run_capture(settings, options, report)
+    path, arguments = Path(ask.path), ask.settings.program_arguments
+    if ask.settings.run_command:
+        done = _run_capture(ask, report)
     elif module(Document(ask.path, ask.text)).has_main:
-        arguments = list(settings.args)
         done = build_and_run(
-            path, arguments, find_build(path), options, on_event=_forward(report), cancelled=report.cancelled
+            path,
+            arguments,
+            find_build(path),
+            _capture_options(ask),
+            on_event=_forward(report),
+            cancelled=report.cancelled,
+            text=ask.text,
         )
     else:
         raise UsageError(f"{path.name} has no main of its own: set cudaAgent.runCommand to what runs your program")
@@ -101,7 +89,7 @@ def capture(params: Mapping[str, Any], report: Report) -> Any:
     return {"status": "done", "message": message, "outcome": done.to_json()}
 
 
-def verify(params: Mapping[str, Any], report: Report) -> Any:
+def verify(ask: Verify, report: Report) -> Any:
     from cuda_agent import judge
     from cuda_agent.device import open_device
     from cuda_agent.inputs import find_or_make
@@ -111,15 +99,14 @@ def verify(params: Mapping[str, Any], report: Report) -> Any:
     from cuda_agent.source.symbols import module
     from cuda_agent.toolchain.build import find_build
 
-    ask = from_json(Verify, params)
     path = Path(ask.path)
-    settings = _settled(ask.settings, path, ask.kernel, report)
+    arguments = _settled(ask, report)
     parsed, build = module(Document(ask.path, ask.text)), find_build(path)
     forward = _forward(report)
-    with open_device(settings.device) as device:
+    with open_device(ask.settings.device) as device:
         kind = device.info.kind
         workload = find_or_make(
-            path, parsed, ask.kernel, build, kind, args=settings.args, on_event=forward, cancelled=report.cancelled
+            path, parsed, ask.kernel, build, kind, args=arguments, on_event=forward, cancelled=report.cancelled
         )
         candidate = Candidate(
             ask.kernel,
@@ -132,14 +119,7 @@ def verify(params: Mapping[str, Any], report: Report) -> Any:
             id=hashlib.sha256(ask.candidate.encode("utf-8", "surrogatepass")).hexdigest()[:12],
         )
         verdict = judge.judge(
-            device,
-            build,
-            workload,
-            ask.text,
-            candidate,
-            options=_judge_options(settings),
-            on_event=forward,
-            cancelled=report.cancelled,
+            device, build, workload, ask.text, candidate, on_event=forward, cancelled=report.cancelled
         )
     diff = unified_diff(ask.text, ask.candidate, path.name)
     found = {"status": verdict.status, "candidate": to_json(candidate), "verdict": to_json(verdict), "diff": diff}
@@ -181,39 +161,37 @@ def _say(report: Report, event: Mapping[str, Any], best: str | None, kept: Mappi
         report.progress(int(event.get("percentage") or 0), message, best, kept)
 
 
-def _judge_options(settings: RunSettings) -> JudgeOptions:
-    from cuda_agent.judge import JudgeOptions
-
-    return JudgeOptions(allow=frozenset({"fast-math"}) if settings.options.get("fast_math") else frozenset())
-
-
-def _capture_options(settings: RunSettings, kernel: str | None) -> Any:
+def _capture_options(ask: Capture | Optimize | Verify) -> Any:
     from cuda_agent.capture import CaptureOptions
 
-    pattern = rf"\b{kernel.split('::')[-1].partition('@')[0]}\b" if kernel else None
-    first = int(settings.options.get("capture_launches") or 2)
-    cap = int(settings.options.get("capture_limit_mb") or 1024) << 20
-    return CaptureOptions(device=settings.device, kernel=pattern, first=first, cap=cap)
+    pattern = rf"\b{ask.kernel.split('::')[-1].partition('@')[0]}\b" if ask.kernel else None
+    return CaptureOptions(device=ask.settings.device, kernel=pattern)
 
 
-def _run_capture(settings: RunSettings, options: Any, report: Report) -> Any:
-    """Run the person's command in the project's folder, which is this process's."""
+def _run_capture(ask: Capture | Optimize | Verify, report: Report) -> Any:
+    """Run the person's command in the project's folder, which is this process's. SourceError when the editor's text is
+    not the one on disk, which is the one that a command builds."""
     from cuda_agent.capture import capture as run_and_capture
+    from cuda_agent.source import documents
 
-    command = list(settings.run_command)
-    return run_and_capture(command, Path.cwd(), options, on_event=_forward(report), cancelled=report.cancelled)
+    if not documents.is_saved(Path(ask.path), ask.text):
+        name = Path(ask.path).name
+        raise SourceError(f"{name} has unsaved changes that the run command would not see: save the file first")
+    options, forward = _capture_options(ask), _forward(report)
+    return run_and_capture(ask.settings.command, Path.cwd(), options, on_event=forward, cancelled=report.cancelled)
 
 
-def _settled(settings: RunSettings, path: Path, kernel: str, report: Report) -> RunSettings:
-    """With a run command and no earlier capture: capture now, from the project's folder. The rest then finds it."""
-    from dataclasses import replace
-
+def _settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:
+    """With a run command and no earlier capture: capture now, from the project's folder; the rest then finds it.
+    Returns the arguments for the file's own program, which is not run then."""
     from cuda_agent.workload import bundle
 
-    if settings.run_command and bundle.find(path, kernel) is None:
+    if not ask.settings.run_command:
+        return ask.settings.program_arguments
+    if bundle.find(Path(ask.path), ask.kernel) is None:
         report.progress(1, "capturing inputs with the run command")
-        _run_capture(settings, _capture_options(settings, kernel), report)
-    return replace(settings, args=()) if settings.run_command else settings
+        _run_capture(ask, report)
+    return ()
 
 
 def _trajectory(kernel: str, report: Report) -> Path | None:

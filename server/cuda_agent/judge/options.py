@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from cuda_agent import config
+
 Precision = Literal["fast-math", "half", "bf16", "tf32"]
+
+
+def _allowed() -> frozenset[Precision]:
+    return frozenset({"fast-math"}) if config.current().fast_math else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
     """Defaults are what "verified" means; `allow` and `accept_slower_shapes` loosen it, by the person's word only."""
 
-    allow: frozenset[Precision] = frozenset()  # precision downgrades the person opted in to
+    allow: frozenset[Precision] = field(default_factory=_allowed)  # precision downgrades the person opted in to
     accept_slower_shapes: bool = False  # G12: a win may be > 2 % slower at some captured shape
     max_launches: int = 4  # judged, distinct shapes first
     max_timed: int = 4  # timed

@@ -6,6 +6,7 @@ private, so nothing can write into the stream. Exit code 0 after shutdown and ex
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -101,6 +102,9 @@ async def serve(fd_in: int, fd_out: int) -> int:
             if message is None:
                 break
             protocol.receive(message)
+            if not gc.isenabled():  # what was made to start stays for good: no collection needs to look at it
+                gc.freeze()
+                gc.enable()
             if not watched and server.process_id is not None:
                 watched = True
                 watch_client(server.process_id, stop.set)

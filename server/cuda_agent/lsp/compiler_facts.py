@@ -90,13 +90,7 @@ class CompilerFacts:
     async def _ask(self, file: OpenFile) -> None:
         document, module = file.document, file.module
         try:
-            request = FactsOf(
-                str(file.path),
-                document.text,
-                document.version,
-                self.server.settings.arch,
-                self.server.settings.nvcc_path,
-            )
+            request = FactsOf(str(file.path), document.text, document.version, self.server.settings)
             answer = await self.server.engine.request("facts", request)
         except Cancelled:  # a newer version of the file waits
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.model import Kernel
-from cuda_agent.workload.bundle import project_folders
+from cuda_agent.paths import project_folders
 
 if TYPE_CHECKING:
     from cuda_agent.lsp.server import CudaAgentServer

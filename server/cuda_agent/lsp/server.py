@@ -35,6 +35,7 @@ from cuda_agent.lsp.trust import Trust
 _log = logging.getLogger(__name__)
 SCHEME = "cuda-agent-proposal"
 REFRESH_S = 0.15
+LEVELS = ("error", "warning", "info", "debug")
 ASK = "CUDA Agent compiles and runs the code in {}. Trust this folder?"
 
 
@@ -114,6 +115,7 @@ class CudaAgentServer(LanguageServer):
             except UsageError as problem:
                 self.say_once(str(problem), types.MessageType.Warning)
         self.settings = settings
+        logging.getLogger("cuda_agent").setLevel(settings.log_level.upper())
 
     async def set_trust(self, trusted: bool, told: bool) -> None:
         """`told`: by the editor, which keeps the answer itself."""
@@ -156,6 +158,8 @@ class CudaAgentServer(LanguageServer):
             self.jobs.done(event)
         elif isinstance(event, messages.Log):
             self.log(event.message, event.level)
+            if event.level == "error":
+                self.say_once(event.message, types.MessageType.Warning)
 
     def _engine_lost(self, reason: str) -> None:
         """Say what happened, end its jobs, and start a fresh one by asking for the facts again."""
@@ -177,6 +181,9 @@ class CudaAgentServer(LanguageServer):
             self.say(message, kind)
 
     def log(self, message: str, level: str = "info") -> None:
+        """To the editor's log, where the setting `logLevel` wants that much."""
+        if LEVELS.index(level) > LEVELS.index(self.settings.log_level):
+            return
         kinds = {"error": types.MessageType.Error, "warning": types.MessageType.Warning, "info": types.MessageType.Info}
         self.window_log_message(types.LogMessageParams(kinds.get(level, types.MessageType.Log), message))
 

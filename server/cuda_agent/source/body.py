@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from tree_sitter import Node, Query, QueryCursor
 
@@ -11,19 +12,24 @@ from cuda_agent.source.documents import Document
 from cuda_agent.source.parse import LANGUAGE
 from cuda_agent.source.tree import field, operator, span, statements, strip_parens, text
 
-_QUERY = Query(
-    LANGUAGE,
-    """
-    (for_statement) @loop (while_statement) @loop (do_statement) @loop (for_range_loop) @loop
-    (declaration (type_qualifier "__shared__")) @shared
-    """,
-)
 _RELATIONS = frozenset(("<", "<=", ">", ">="))
+
+
+@lru_cache(1)
+def _query() -> Query:
+    """Not at import: it takes 10 ms to make, which an editor would wait for at the start."""
+    return Query(
+        LANGUAGE,
+        """
+        (for_statement) @loop (while_statement) @loop (do_statement) @loop (for_range_loop) @loop
+        (declaration (type_qualifier "__shared__")) @shared
+        """,
+    )
 
 
 def contents(document: Document, body: Node) -> tuple[tuple[SharedArray, ...], tuple[Loop, ...], tuple[Guard, ...]]:
     """Shared arrays, loops (outer before inner) and guards of a kernel's compound statement, in text order."""
-    captures = QueryCursor(_QUERY).captures(body)
+    captures = QueryCursor(_query()).captures(body)
     shared = [array for node in _in_order(captures.get("shared", [])) for array in _shared(document, node)]
     loops: list[Loop] = []
     open_: list[Span] = []

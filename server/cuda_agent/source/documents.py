@@ -150,6 +150,16 @@ def read(path: str | Path, version: int = 0) -> Document:
     return Document(str(path), data.decode("utf-8", "surrogateescape"), version)
 
 
+def is_saved(path: str | Path, text: str) -> bool:
+    """Whether the file on disk holds an editor's `text`. Raises SourceError when the file cannot be read."""
+
+    # An editor leaves the byte order mark out and shows other characters for bytes that are not UTF-8.
+    def shown(text: str) -> bytes:
+        return text.removeprefix("\ufeff").encode("ascii", "replace")
+
+    return shown(read(path).text) == shown(text)
+
+
 def write(path: str | Path, text: str) -> None:
     """Write `text` byte for byte as `read` gave it. Raises SourceError when the file cannot be written."""
     try:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cuda_agent import config
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Build
 from cuda_agent.toolchain import options
@@ -275,9 +276,9 @@ def _from_clang(words: Sequence[str]) -> list[str]:
 
 
 def find_build(file: Path) -> Build:
-    """How `file` is built: see the module. A header is built as a `.cu` beside it.
+    """How `file` is built: see the module. A header is built as a `.cu` beside it. The setting `extraFlags` is added.
 
-    Raises UsageError when a compile_commands.json there is not JSON.
+    Raises UsageError when a compile_commands.json there is not JSON, or an extra flag misses its value.
     """
     file = file.absolute()
     default = Build(file, file.parent, "nvcc", (*DEFAULT_FLAGS, f"-I{file.parent}"), "default")
@@ -285,7 +286,15 @@ def find_build(file: Path) -> Build:
     if found is None and file.suffix in options.HEADERS:
         beside = (known for source in sorted(file.parent.glob("*.cu")) if (known := _known(source)))
         found = next((replace(build, file=file) for build in beside), None)
-    return found or default
+    return with_extra(found or default, config.current().extra_flags)
+
+
+def with_extra(build: Build, words: Sequence[str]) -> Build:
+    """The build with more nvcc flags after its own: of two values nvcc takes the last. Raises UsageError when an option
+    misses its value."""
+    extra = sort_out([build.compiler, *words], build.directory).flags
+    kept = without_arch(build.flags) if _arch(extra) else build.flags
+    return replace(build, flags=(*kept, *extra))
 
 
 def _known(file: Path) -> Build | None:

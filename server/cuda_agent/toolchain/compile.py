@@ -6,35 +6,14 @@ SASS from the original text; and it gives facts of self-contained kernels on a m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cuda_agent import cache
-from cuda_agent.config import Settings
 from cuda_agent.errors import CompileError, SourceError, ToolMissing
 from cuda_agent.model import Binary, Build, Kernel
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import includes, names, nvcc, nvrtc
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the person's settings say about compiling."""
-
-    nvcc_path: str = ""
-    use_sandbox: bool = True
-    extra_flags: tuple[str, ...] = ()
-
-
-_options = Options()
-
-
-def configure(settings: Settings) -> None:
-    """Use these settings in this process from now on."""
-    global _options
-    _options = Options(settings.nvcc_path, settings.sandbox != "off", settings.extra_flags)
 
 
 def compile(build: Build, text: str, arch: str, kernel: str | None = None, *, untrusted: bool = False) -> Binary:
@@ -43,10 +22,8 @@ def compile(build: Build, text: str, arch: str, kernel: str | None = None, *, un
     `untrusted` marks text from a model, which is compiled only in the sandbox. The Binary's `path` says which compiler
     made it; from NVRTC it holds the sliced kernels only. Raises ToolMissing, CompileError, SandboxError.
     """
-    if _options.extra_flags:
-        build = dataclasses.replace(build, flags=(*build.flags, *_options.extra_flags))
     try:
-        tool = nvcc.find(_options.nvcc_path or None)
+        tool = nvcc.find()
     except ToolMissing as missing:
         return _without_toolkit(build, text, arch, kernel, missing, untrusted=untrusted)
     if kernel is not None and (instances := fast_instances(tool, build, arch, kernel)):
@@ -56,7 +33,7 @@ def compile(build: Build, text: str, arch: str, kernel: str | None = None, *, un
             return nvrtc.compile(build, text, arch, [kernel], instances, untrusted=untrusted)
         except (SourceError, CompileError, ToolMissing):
             pass  # nvcc decides, and its diagnostics are the ones to show
-    return nvcc.compile(build, text, arch, untrusted=untrusted, nvcc=tool, use_sandbox=_options.use_sandbox)
+    return nvcc.compile(build, text, arch, untrusted=untrusted, nvcc=tool)
 
 
 def fast_instances(tool: nvcc.Nvcc, build: Build, arch: str, kernel: str) -> tuple[str, ...]:
@@ -74,7 +51,7 @@ def fast_instances(tool: nvcc.Nvcc, build: Build, arch: str, kernel: str) -> tup
 
 def _proved(tool: nvcc.Nvcc, build: Build, original: str, arch: str, kernel: str) -> tuple[str, ...]:
     try:
-        whole = nvcc.compile(build, original, arch, nvcc=tool, use_sandbox=_options.use_sandbox)
+        whole = nvcc.compile(build, original, arch, nvcc=tool)
         wanted = [m for m in whole.kernels if names.kernel_name(m) == kernel]
         instances = tuple(names.expression(m) for m in wanted)
         made = nvrtc.compile(build, original, arch, [kernel], instances)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_agent import cache
+from cuda_agent import cache, config
 from cuda_agent.errors import CompileError, ToolMissing
 from cuda_agent.model import Binary, Build, Facts
 from cuda_agent.toolchain import cubin, includes, names, sandbox
@@ -45,12 +45,12 @@ class Nvcc:
     text: str
 
 
-def find(setting: str | None = None) -> Nvcc:
+def find() -> Nvcc:
     """The nvcc to use: the setting, PATH (our recording shim passed over), CUDA_HOME, /usr/local/cuda, pip wheels.
 
     Raises ToolMissing, which says what to install.
     """
-    if setting:
+    if setting := config.current().nvcc_path:
         found = _probe(Path(setting).expanduser())
         if found is None:
             raise ToolMissing(
@@ -122,7 +122,6 @@ def compile(
     untrusted: bool = False,
     nvcc: Nvcc | None = None,
     timeout: float = TIMEOUT,
-    use_sandbox: bool = True,
 ) -> Binary:
     """`text` as if it stood in `build.file`, with that file's own flags, to a cubin for `arch` (`sm_90`).
 
@@ -142,9 +141,7 @@ def compile(
     known = store.get(manifest)
     if isinstance(known, tuple) and isinstance(hit := store.get(store.key("cubin", (parts, _hashes(known)))), Binary):
         return hit
-    binary, headers = _compile(
-        nvcc, build, text, arch, flags, untrusted=untrusted, timeout=timeout, use_sandbox=use_sandbox
-    )
+    binary, headers = _compile(nvcc, build, text, arch, flags, untrusted=untrusted, timeout=timeout)
     store.set(manifest, headers)
     store.set(store.key("cubin", (parts, _hashes(headers))), binary)
     return binary
@@ -187,7 +184,6 @@ def _compile(
     *,
     untrusted: bool,
     timeout: float,
-    use_sandbox: bool,
 ) -> tuple[Binary, tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         work = Path(folder)
@@ -196,13 +192,12 @@ def _compile(
         quoted = str(build.file).replace("\\", "\\\\").replace('"', '\\"')
         source.write_text(f'#line 1 "{quoted}"\n' + text.removeprefix("\ufeff"), encoding="utf-8", newline="")
         argv = [str(nvcc.path), "-cubin", "-x", "cu", *(f for f in flags if f != "-x=cu"), "-Xptxas=-v"]
-        argv += [*beside(build.file.parent, work), "-MD", "-MF", str(deps), "-o", str(out), str(source)]
+        # nvcc's own -MD preprocesses once more, for the host; this way the device pass itself lists what it read.
+        argv += [*beside(build.file.parent, work), "-Xcompiler", f"-MD,-MF,{deps}", "-o", str(out), str(source)]
         readable = [nvcc.root, *_readable(build)]
         # A build folder may be gone since; the text can lie in a folder that was never saved.
         cwd = next((folder for folder in (build.directory, build.file.parent) if folder.is_dir()), work)
-        done = sandbox.run(
-            argv, cwd, readable, [work], timeout, required=untrusted, use=use_sandbox, environment={"TMPDIR": folder}
-        )
+        done = sandbox.run(argv, cwd, readable, [work], timeout, required=untrusted, environment={"TMPDIR": folder})
         if done.timed_out:
             raise CompileError(
                 f"nvcc took longer than {timeout:.0f} s on {build.file.name} and was stopped.", done.stderr
@@ -246,8 +241,8 @@ def _readable(build: Build) -> list[Path]:
 
 
 def project_headers(rule: str, source: Path, directory: Path, root: Path) -> tuple[str, ...]:
-    """The files in a make rule written by -MD that may change: not the source, the toolkit's or the system's."""
-    words = re.sub(r"\\\n", " ", rule.partition(" : ")[2]).replace("\\ ", "\0").split()
+    """The files in a make rule written by g++ -MD that may change: not the source, the toolkit's or the system's."""
+    words = re.sub(r"\\\n", " ", rule.partition(": ")[2]).replace("\\ ", "\0").split()
     paths = (Path(os.path.realpath(directory / w.replace("\0", " "))) for w in words)
     fixed = (root, root.resolve(), Path("/usr"), Path("/nix/store"))
     return tuple(

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
+from cuda_agent import config
 from cuda_agent.errors import SandboxError
 
 # The system that a compiler needs: programs, libraries, the linker's cache. Not /etc, /home, /root, /var, /run.
@@ -91,17 +92,16 @@ def run(
     timeout: float = 120.0,
     *,
     required: bool = False,
-    use: bool = True,
     environment: Mapping[str, str] | None = None,
     memory: int = 16 << 30,
 ) -> Completed:
     """Run `argv` in `cwd`; it reads the system, `readable` and `writable`, and writes `writable` and its own /tmp.
 
     On timeout the whole process group is killed and `timed_out` is set. `memory` bounds the address space in bytes.
-    `use=False` asks for no sandbox (setting `off`), which `required` overrules. Raises SandboxError when `required`
-    and bubblewrap cannot work, or when `argv[0]` cannot be started.
+    The setting `sandbox` may be `off`, which `required` overrules. Raises SandboxError when `required` and bubblewrap
+    cannot work, or when `argv[0]` cannot be started.
     """
-    sandboxed = (use or required) and available()
+    sandboxed = (required or config.current().sandbox != "off") and available()
     if required and not sandboxed:
         raise SandboxError(
             f"Text from a model is compiled only in a sandbox, and bubblewrap does not work here. {INSTALL}"

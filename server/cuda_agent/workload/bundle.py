@@ -15,9 +15,8 @@ import hashlib
 import json
 import os
 import re
-import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +25,7 @@ import zstandard
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Arg, Buffer, Dim3, Launch, Pointer, Workload
+from cuda_agent.paths import project_folders
 from cuda_agent.toolchain import names
 from cuda_agent.workload import elements
 from cuda_agent.workload.elements import ElementType
@@ -215,18 +215,6 @@ def find(source_file: Path, kernel: str | None = None) -> Workload | None:
             if kernel is None or same_kernel(workload.kernel, kernel):
                 return workload
     return None
-
-
-def project_folders(source_file: Path) -> Iterator[Path]:
-    """The file's folder and those above it, up to a repository's root. A folder above that anyone may write to (/tmp)
-    ends the search: what lies there is not this project's."""
-    for folder in source_file.parents:
-        with contextlib.suppress(OSError):
-            if folder != source_file.parent and folder.stat().st_mode & stat.S_IWOTH:
-                return
-        yield folder
-        if (folder / ".git").exists():
-            return
 
 
 def signature(launch: Launch, types: Sequence[str] | None = None) -> tuple[ElementType, ...]:

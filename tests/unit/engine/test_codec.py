@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cuda_agent.config import Settings
 from cuda_agent.engine.codec import CodecError, from_json, to_json
-from cuda_agent.engine.messages import Optimize, RunSettings
+from cuda_agent.engine.messages import Optimize
 from cuda_agent.model import Assumption, Candidate, Edit, GateResult, LaunchMap, Proposal, Span, Timing, Verdict
 
 
@@ -30,14 +31,14 @@ def test_a_proposal_survives() -> None:
 
 def test_settings_survive() -> None:
     ask = Optimize(
-        "/a.cu", "text", "k", RunSettings("emulator", ("make", "run"), ("4", "8"), 5.0, 3, {"a": [1, None]}), "id"
+        "/a.cu", "text", "k", Settings("emulator", "make run", "4 8", 5.0, 3, extra_flags=("-DN=4", "-G")), "id"
     )
     assert from_json(Optimize, json.loads(json.dumps(to_json(ask)))) == ask
 
 
 def test_missing_fields_take_their_default_and_unknown_ones_are_ignored() -> None:
     assert from_json(Span, {"start": 1, "end": 2, "colour": "red"}) == Span(1, 2)
-    assert from_json(RunSettings, {}) == RunSettings()
+    assert from_json(Settings, {}) == Settings()
 
 
 @pytest.mark.parametrize(

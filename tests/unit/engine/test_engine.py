@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cuda_agent.config import Settings
 from cuda_agent.engine import messages, processes, registry, wire
 from cuda_agent.engine.client import EngineClient, EngineDied
-from cuda_agent.engine.messages import Cancel, Capture, FactsOf, JobDone, Nothing, Optimize, RunSettings, Verify
+from cuda_agent.engine.messages import Cancel, Capture, FactsOf, JobDone, Nothing, Optimize, Verify
 from cuda_agent.errors import Cancelled, CudaAgentError, ToolchainError, Untrusted, UsageError
 
 KERNEL = "__global__ void k(float *x) { x[threadIdx.x] = 1; }\n"
-SLEEP = RunSettings("emulator", ("sleep", "1000"))
+SLEEP = Settings("emulator", "sleep 1000")
 
 
 class Link:
@@ -94,7 +95,7 @@ def test_bytes_that_are_no_message_end_the_engine_with_1() -> None:
 async def test_a_job_that_cannot_be_done_ends_with_its_reason(link: Link, tmp_path: Path) -> None:
     path = tmp_path / "lib.cu"
     path.write_text(KERNEL)
-    answer = await link.client.request("capture", Capture(str(path), KERNEL, "k", RunSettings("emulator"), "mine"))
+    answer = await link.client.request("capture", Capture(str(path), KERNEL, "k", Settings("emulator"), "mine"))
     assert answer == {"job": "mine"}
     (done,) = await link.until_done(1)
     assert (done.job, done.kind, done.status) == ("mine", "capture", "failed")
@@ -124,7 +125,9 @@ async def test_jobs_run_in_order_and_each_ends_once(link: Link, tmp_path: Path) 
 
 
 async def test_a_newer_text_replaces_one_that_waits(link: Link) -> None:
-    asks = [FactsOf("/tmp/latest.cu", f"// {i}\n#error stop {i}\n", i, nvcc="/no/nvcc") for i in range(4)]
+    asks = [
+        FactsOf("/tmp/latest.cu", f"// {i}\n#error stop {i}\n", i, Settings(nvcc_path="/no/nvcc")) for i in range(4)
+    ]
     answers = await asyncio.gather(*(link.client.request("facts", ask) for ask in asks), return_exceptions=True)
     assert [type(answer) is Cancelled for answer in answers[1:3]] == [True, True]
     assert isinstance(answers[3], ToolchainError)
@@ -177,7 +180,7 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_a_search_has_a_deadline_and_a_capture_none() -> None:
-    ask = Optimize("/a.cu", "", "k", RunSettings(budget_s=5.0))
+    ask = Optimize("/a.cu", "", "k", Settings(budget_seconds=5.0))
     search = registry.Job("1", "optimize", ask, None)  # type: ignore[arg-type]
     assert registry.deadline_s(search) == 40.0
     capture = registry.Job("1", "capture", Capture("/a.cu", ""), None)  # type: ignore[arg-type]

@@ -63,8 +63,3 @@ def test_engine_events(event: str) -> None:
     page = table("Server and engine", "event")
     assert page[event] == fields(messages.EVENTS[event])
     assert set(page) == set(messages.EVENTS)
-
-
-def test_run_settings() -> None:
-    listed = PAGE.split("`settings` has the fields ")[1].split(".")[0].replace(" and ", ", ")
-    assert listed == fields(messages.RunSettings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -253,3 +254,17 @@ def test_header_is_built_as_a_source_beside_it(tmp_path: Path) -> None:
     build.record(tmp_path / build.RECORD, ["nvcc", "-O1", "-DX", "a.cu"], tmp_path)
     found = build.find_build(tmp_path / "k.cuh")
     assert (found.file, found.flags, found.origin) == (tmp_path / "k.cuh", ("-O1", "-DX"), "recorded")
+
+
+def test_extra_flags_come_last_and_an_architecture_replaces(tmp_path: Path, setting: Callable[..., None]) -> None:
+    (tmp_path / "compile_commands.json").write_text(
+        json.dumps([{"directory": str(tmp_path), "file": "a.cu", "arguments": ["nvcc", "-O2", "-arch=sm_80", "a.cu"]}])
+    )
+    setting(extra_flags=("-I", "inc", "--define-macro=N=4", "-O3"))
+    found = build.find_build(tmp_path / "a.cu")
+    assert found.flags == ("-O2", "-arch=sm_80", f"-I{tmp_path}/inc", "-DN=4", "-O3")
+    setting(extra_flags=("-arch", "sm_90"))
+    assert build.find_build(tmp_path / "a.cu").flags == ("-O2", "-arch=sm_90")
+    setting(extra_flags=("-arch",))
+    with pytest.raises(UsageError, match="-arch misses its value"):
+        build.find_build(tmp_path / "a.cu")

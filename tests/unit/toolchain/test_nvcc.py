@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,18 @@ def test_byte_order_mark_and_windows_line_ends(build: Build) -> None:
 
 
 @needs_nvcc
+def test_the_cache_follows_headers_that_only_device_code_reads(build: Build) -> None:
+    text = '#ifdef __CUDA_ARCH__\n#include "device.h"\n#else\n#define N 1\n#endif\n'
+    text += "__global__ void k(float *x) { for (int i = 0; i < N; i++) x[i * i] += x[i]; }\n"
+    header = build.file.parent / "device.h"
+    instructions = []
+    for n in (1, 3):
+        header.write_text(f"#define N {n}\n")
+        instructions.append(compile(build, text).kernels["_Z1kPf"].instructions)
+    assert instructions[0] < instructions[1]
+
+
+@needs_nvcc
 @needs_bwrap
 def test_text_cannot_show_files_outside(build: Build, tmp_path: Path) -> None:
     secret = tmp_path / "secret.h"
@@ -237,11 +250,13 @@ def test_recording_shim_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.root == tmp_path / "real"
 
 
-def test_setting_wins_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def test_setting_wins_and_a_wrong_one_is_named(tmp_path: Path, setting: Callable[..., None]) -> None:
     chosen = fake(tmp_path / "chosen", VERSION)
-    assert nvcc.find(str(chosen)).path == chosen
+    setting(nvcc_path=str(chosen))
+    assert nvcc.find().path == chosen
+    setting(nvcc_path="/bin/false")
     with pytest.raises(ToolMissing, match=r"cudaAgent\.nvccPath is /bin/false"):
-        nvcc.find("/bin/false")
+        nvcc.find()
 
 
 def test_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +272,12 @@ def test_none_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         nvcc.find()
 
 
-def test_no_host_compiler_is_a_missing_tool(tmp_path: Path, build: Build) -> None:
+def test_no_host_compiler_is_a_missing_tool(tmp_path: Path, build: Build, setting: Callable[..., None]) -> None:
     failing = fake(tmp_path / "bin", f'case "$1" in --version) {VERSION}; exit;; --dryrun) exit 0;; esac\n'
                    'echo "gcc: No such file or directory" >&2; exit 1')  # fmt: skip
+    setting(nvcc_path=str(failing))
     with pytest.raises(ToolMissing, match=r"install g\+\+"):
-        nvcc.compile(build, TEXT, "sm_90", nvcc=nvcc.find(str(failing)))
+        nvcc.compile(build, TEXT, "sm_90")
 
 
 def test_specific_architecture_of_the_build(build: Build) -> None:
@@ -272,6 +288,6 @@ def test_specific_architecture_of_the_build(build: Build) -> None:
 
 
 def test_headers_of_a_make_rule() -> None:
-    rule = "out.cubin : /tmp/w/k.cu \\\n /usr/include/a.h \\\n /opt/cuda/include/b.h \\\n /p/x\\ y.h rel.h\n"
+    rule = "k.o: /tmp/w/k.cu \\\n /usr/include/a.h \\\n /opt/cuda/include/b.h \\\n /p/x\\ y.h rel.h\n"
     found = nvcc.project_headers(rule, Path("/tmp/w/k.cu"), Path("/p/build"), Path("/opt/cuda"))
     assert found == ("/p/build/rel.h", "/p/x y.h")

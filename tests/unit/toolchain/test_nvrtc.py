@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.config import Settings
 from cuda_agent.errors import CompileError, SandboxError, SourceError, ToolMissing
 from cuda_agent.model import Binary, Build
 from cuda_agent.toolchain import compile as compiling
@@ -243,7 +242,7 @@ def test_fast_path_only_after_equal_sass(build: Build, monkeypatch: pytest.Monke
         calls.append(text)
         return whole
 
-    monkeypatch.setattr(nvcc, "find", lambda setting=None: tool)
+    monkeypatch.setattr(nvcc, "find", lambda: tool)
     monkeypatch.setattr(nvcc, "compile", as_nvcc)
     edited = TEXT.replace("/ 3.0f", "/ 5.0f")
     made = compiling.compile(build, edited, "sm_90", "alone")
@@ -263,7 +262,7 @@ def test_fast_path_only_after_equal_sass(build: Build, monkeypatch: pytest.Monke
 @needs_nvrtc
 def test_what_nvrtc_cannot_compile_goes_to_nvcc(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "fast_instances", lambda *a: ("alone",))
-    monkeypatch.setattr(nvcc, "find", lambda setting=None: nvcc.Nvcc(Path("/nvcc"), Path("/"), (13, 5, 0), "nvcc"))
+    monkeypatch.setattr(nvcc, "find", lambda: nvcc.Nvcc(Path("/nvcc"), Path("/"), (13, 5, 0), "nvcc"))
 
     def refuse(*_: object, **__: object) -> Binary:
         raise CompileError("from nvcc")
@@ -271,17 +270,3 @@ def test_what_nvrtc_cannot_compile_goes_to_nvcc(build: Build, monkeypatch: pytes
     monkeypatch.setattr(nvcc, "compile", refuse)
     with pytest.raises(CompileError, match="from nvcc"):
         compiling.compile(build, TEXT.replace("3.0f", "nothing"), "sm_90", "alone")
-
-
-def test_settings_reach_the_compiler(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, object] = {}
-    monkeypatch.setattr(nvcc, "find", lambda setting=None: seen.setdefault("path", setting))
-    monkeypatch.setattr(nvcc, "compile", lambda build, *a, **k: seen.update(flags=build.flags, **k))
-    compiling.configure(Settings(nvcc_path="/my/nvcc", sandbox="off", extra_flags=("-DY",)))
-    try:
-        compiling.compile(build, TEXT, "sm_90")
-    finally:
-        compiling.configure(Settings())
-    assert seen["path"] == "/my/nvcc"
-    assert seen["use_sandbox"] is False
-    assert seen["flags"] == ("-std=c++17", "-O3", "-DY")

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,14 @@ def alive(marker: str) -> list[int]:
 
 
 @needs_bwrap
-def test_no_network(tmp_path: Path) -> None:
+def test_no_network(tmp_path: Path, setting: Callable[..., None]) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     # bash opens a socket itself: no tool is needed inside.
     script = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"
     inside = sandbox.run(["bash", "-c", script], tmp_path, [tmp_path], required=True)
-    outside = sandbox.run(["bash", "-c", script], tmp_path, [tmp_path], use=False)
+    setting(sandbox="off")
+    outside = sandbox.run(["bash", "-c", script], tmp_path, [tmp_path])
     server.close()
     assert "reached" in outside.stdout, "the check itself must be able to see a network"
     assert inside.returncode != 0
@@ -78,12 +80,13 @@ def test_environment_is_not_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "GIVEN=1" in done.stdout
 
 
-@pytest.mark.parametrize("use", [pytest.param(True, marks=needs_bwrap), False])
-def test_timeout_kills_children_too(tmp_path: Path, use: bool) -> None:
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=needs_bwrap), "off"])
+def test_timeout_kills_children_too(tmp_path: Path, mode: str, setting: Callable[..., None]) -> None:
+    setting(sandbox=mode)
     marker = f"sleep-{time.monotonic_ns()}"
     script = f"(exec -a {marker} sleep 60) & exec -a {marker} sleep 60"
     started = time.monotonic()
-    done = sandbox.run(["bash", "-c", script], tmp_path, [tmp_path], timeout=0.7, use=use)
+    done = sandbox.run(["bash", "-c", script], tmp_path, [tmp_path], timeout=0.7)
     assert done.timed_out
     assert done.returncode < 0
     assert time.monotonic() - started < 5
@@ -93,10 +96,11 @@ def test_timeout_kills_children_too(tmp_path: Path, use: bool) -> None:
     assert alive(marker) == []
 
 
-@pytest.mark.parametrize("use", [pytest.param(True, marks=needs_bwrap), False])
-def test_children_left_behind_are_killed(tmp_path: Path, use: bool) -> None:
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=needs_bwrap), "off"])
+def test_children_left_behind_are_killed(tmp_path: Path, mode: str, setting: Callable[..., None]) -> None:
+    setting(sandbox=mode)
     marker = f"sleep-{time.monotonic_ns()}"
-    done = sandbox.run(["bash", "-c", f"(exec -a {marker} sleep 60) & echo done"], tmp_path, [tmp_path], use=use)
+    done = sandbox.run(["bash", "-c", f"(exec -a {marker} sleep 60) & echo done"], tmp_path, [tmp_path])
     assert done.stdout == "done\n"
     deadline = time.monotonic() + 3
     while alive(marker) and time.monotonic() < deadline:
@@ -104,16 +108,18 @@ def test_children_left_behind_are_killed(tmp_path: Path, use: bool) -> None:
     assert alive(marker) == []
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_memory_is_bounded(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(sandbox="off")
     grow = [PYTHON, "-c", "x = bytearray(1 << 30); print(len(x))"]
-    assert sandbox.run(grow, tmp_path, [tmp_path, Path(PYTHON).parents[1]], use=False).returncode == 0
-    done = sandbox.run(grow, tmp_path, [tmp_path], use=False, memory=512 << 20)
+    assert sandbox.run(grow, tmp_path, [tmp_path, Path(PYTHON).parents[1]]).returncode == 0
+    done = sandbox.run(grow, tmp_path, [tmp_path], memory=512 << 20)
     assert done.returncode != 0
     assert "MemoryError" in done.stderr
 
 
-def test_output_is_cut(tmp_path: Path) -> None:
-    done = sandbox.run(["sh", "-c", "head -c 9000000 /dev/zero"], tmp_path, [tmp_path], use=False)
+def test_output_is_cut(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(sandbox="off")
+    done = sandbox.run(["sh", "-c", "head -c 9000000 /dev/zero"], tmp_path, [tmp_path])
     assert len(done.stdout) == 4 << 20
 
 
@@ -128,9 +134,10 @@ def test_required_without_bubblewrap_runs_nothing(tmp_path: Path, monkeypatch: p
 
 
 @needs_bwrap
-def test_off_does_not_hold_for_text_from_a_model(tmp_path: Path) -> None:
-    assert sandbox.run(["true"], tmp_path, [tmp_path], use=False).sandboxed is False
-    assert sandbox.run(["true"], tmp_path, [tmp_path], use=False, required=True).sandboxed is True
+def test_off_does_not_hold_for_text_from_a_model(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(sandbox="off")
+    assert sandbox.run(["true"], tmp_path, [tmp_path]).sandboxed is False
+    assert sandbox.run(["true"], tmp_path, [tmp_path], required=True).sandboxed is True
 
 
 def test_from_many_threads(tmp_path: Path) -> None:
@@ -146,8 +153,9 @@ def test_from_many_threads(tmp_path: Path) -> None:
     assert sorted(results) == [f"{n}\n" for n in range(6)]
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    done = sandbox.run(["no-such-program"], tmp_path, [tmp_path], use=False)
+def test_a_program_that_is_not_there(tmp_path: Path, setting: Callable[..., None]) -> None:
+    setting(sandbox="off")
+    done = sandbox.run(["no-such-program"], tmp_path, [tmp_path])
     assert done.returncode == 127
 
 

@@ -91,8 +91,7 @@ def _compile(
     original = next(iter(unit.copies.values()))
 
     def run(command: Sequence[str]) -> sandbox.Completed:
-        environment = None if sandbox.available() else {"TMPDIR": str(work)}
-        done = sandbox.run(command, work, readable, [work], timeout, required=untrusted, environment=environment)
+        done = sandbox.run(command, work, readable, [work], timeout, required=untrusted)
         if done.timed_out:
             raise CompileError(f"g++ took longer than {timeout:.0f} s on {original.name} and was stopped.", done.stderr)
         return done

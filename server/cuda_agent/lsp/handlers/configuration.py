@@ -29,11 +29,14 @@ async def did_change(server: CudaAgentServer, params: types.DidChangeConfigurati
 
 
 def _take(server: CudaAgentServer, values: object) -> None:
+    before = server.settings
     server.configure(values)
     server.tell_status()
     server.refresh_soon()
     for file in server.documents:
         diagnostics.publish(server, file)
+        if server.settings != before:  # another compiler, other flags: the facts are of those
+            server.facts.schedule(file, 0.0)
 
 
 def register(server: CudaAgentServer) -> None:

@@ -4,7 +4,6 @@ Each command takes one object: `{uri, kernel}`, `{uri, kernel, proposal}` or `{j
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 from lsprotocol import types
 
 from cuda_agent import paths
+from cuda_agent.config import Settings, parse
 from cuda_agent.engine.codec import to_json
-from cuda_agent.engine.messages import Capture, Optimize, RunSettings, Verify
+from cuda_agent.engine.messages import Capture, Optimize, Verify
 from cuda_agent.errors import SourceError, Untrusted, UsageError
 from cuda_agent.lsp import inputs, render
 from cuda_agent.lsp.documents import OpenFile
@@ -32,7 +32,7 @@ async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]
     await _ready(server, file, kernel)
     if not file.module.has_main and not (file.path and inputs.has_inputs(file.path)):
         await _need_run_command(server, file, kernel)
-    params = Optimize(str(file.path), file.document.text, kernel.id, run_settings(server, where), Jobs.new_id())
+    params = Optimize(str(file.path), file.document.text, kernel.id, settings_for(server, where), Jobs.new_id())
     return {"job": server.jobs.start("optimize", file.uri, kernel.id, file.document, params).id}
 
 
@@ -41,7 +41,7 @@ async def capture(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
     await _ready(server, file, kernel)
     if not file.module.has_main:
         await _need_run_command(server, file, kernel)
-    params = Capture(str(file.path), file.document.text, kernel.id, run_settings(server, where), Jobs.new_id())
+    params = Capture(str(file.path), file.document.text, kernel.id, settings_for(server, where), Jobs.new_id())
     return {"job": server.jobs.start("capture", file.uri, kernel.id, file.document, params).id}
 
 
@@ -58,7 +58,7 @@ async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
         candidate.origin,
         candidate.numeric,
         to_json(candidate.launch),
-        run_settings(server, where),
+        settings_for(server, where),
         Jobs.new_id(),
     )
     return {"job": server.jobs.start("verify", file.uri, proposal.kernel, file.document, params).id}
@@ -154,16 +154,10 @@ COMMANDS = {
 }
 
 
-def run_settings(server: CudaAgentServer, where: Any) -> RunSettings:
+def settings_for(server: CudaAgentServer, where: Any) -> Settings:
     """The person's settings; a command's argument may override the run command for this once."""
-    settings = server.settings
     line = where.get("runCommand") if isinstance(where, Mapping) else None
-    words = tuple(shlex.split(line or settings.run_command))
-    arguments = tuple(shlex.split(settings.arguments))
-    toolchain = {"nvcc_path": settings.nvcc_path, "arch": settings.arch}
-    limits = {"capture_launches": settings.capture_launches, "capture_limit_mb": settings.capture_limit_mb}
-    options = {**toolchain, **limits, "fast_math": settings.fast_math}
-    return RunSettings(settings.device, words, arguments, settings.budget_seconds, settings.budget_candidates, options)
+    return parse({"runCommand": line}, server.settings) if line else server.settings
 
 
 def _field(where: Any, name: str) -> Any:
