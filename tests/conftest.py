@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from cuda_agent import config
+
 settings.register_profile("suite", deadline=None)  # no assert on wall time
 settings.load_profile("suite")
-
-from cuda_agent import config
 
 
 @pytest.fixture(autouse=True)
