@@ -77,6 +77,10 @@ class Backend(Protocol):
     def alloc(self, size: int) -> Any:
         """`size` uninitialised bytes, 256-byte aligned. Raises OutOfMemory."""
 
+    def plain_memory(self) -> None:
+        """From now on every `alloc` is an allocation of the driver's own: a checker of accesses does not see into a
+        pool."""
+
     def free_memory(self) -> int: ...
     def address(self, array: Any) -> int: ...
     def upload(self, array: Any, data: bytes) -> None: ...

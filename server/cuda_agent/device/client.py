@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -44,9 +45,12 @@ class Device:
         quarantine: Quarantine | None = None,
         *,
         start: bool = True,
+        linger_s: float = 1.0,
     ) -> None:
-        """`spec` is "cuda:N" or "emulator[:gpu]". Raises DeviceMissing when the worker finds no such device."""
+        """`spec` is "cuda:N" or "emulator[:gpu]"; `linger_s`: seconds that a worker which is ending may take. Raises
+        DeviceMissing when the worker finds no such device."""
         self.spec = spec
+        self.linger_s = linger_s
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._transport = transport or PipeTransport()
         self._busy = threading.Lock()
@@ -96,6 +100,27 @@ class Device:
         """End the worker. A job in hand raises Cancelled in its thread."""
         self._closed = True
         self.cancel()
+
+    def wrapped(self, wrap: Callable[[list[str]], list[str]], *extra: str, linger_s: float = 1.0) -> Device:
+        """Another worker of this device, not started yet, with a program put around its command line and further
+        arguments. Raises Unsupported when this device's worker is reached in another way, or is wrapped already."""
+        if not isinstance(self._transport, PipeTransport) or self._transport.wrap is not None:
+            raise Unsupported(f"no program can be put around the worker of {self.spec}")
+        transport = replace(self._transport, wrap=wrap, extra=(*self._transport.extra, *extra))
+        return Device(self.spec, transport, Quarantine(), start=False, linger_s=linger_s)
+
+    def leave(self, timeout_s: float) -> bool:
+        """Let the worker end by itself, as a program around it needs to write its report. False when it did not within
+        `timeout_s`, and was killed."""
+        with self._busy:
+            channel = self._channel
+            if channel is None:
+                return True
+            with contextlib.suppress(protocol.StreamClosed, OSError, ValueError):  # it is gone already
+                protocol.write_frame(channel.input, {"type": "bye"})
+            ended = channel.reap(timeout_s) is not None
+            self._end()
+            return ended
 
     def cancel(self) -> None:
         """Kill the job in hand (its `run` raises Cancelled) and the worker with it. Returns once the worker is gone."""
@@ -274,7 +299,7 @@ class _Conversation:
         """The worker is gone, or says that it is going."""
         tail = self.channel.stderr_tail()
         cancelled = self.device._cancelled.is_set()
-        code = self.device._end() if header.get("type") == "dying" else self._reap()
+        code = self._reap()
         tail = self.channel.stderr_tail() or tail
         if cancelled or self.device._cancelled.is_set():
             raise Cancelled("the job was stopped and its worker killed")
@@ -289,7 +314,7 @@ class _Conversation:
 
     def _reap(self) -> int | None:
         """The process ended by itself: let it be reaped before anything is signalled, to learn its own end."""
-        code = self.channel.reap(1.0)
+        code = self.channel.reap(self.device.linger_s)
         self.device._end()
         return code
 

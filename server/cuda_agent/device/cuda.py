@@ -173,6 +173,7 @@ class CudaBackend:
         self._cap = int(MEMORY_SHARE * free)
         cupy.get_default_memory_pool().set_limit(size=self._cap)
         self._clock: Any = None
+        self._plain = False
 
     def prepare_host(self, warm_up: Callable[[], None]) -> None:
         """Once per cupy and GPU on this host: compiles what cupy compiles on first use (seconds), and notes that it
@@ -189,7 +190,13 @@ class CudaBackend:
 
     # ------------------------------------------------------------ memory
 
+    def plain_memory(self) -> None:
+        self.xp.cuda.set_allocator(None)
+        self._plain = True
+
     def alloc(self, size: int) -> Any:
+        if self._plain and size > self.free_memory():  # cudaMalloc would fail with another error
+            raise OutOfMemory(size, self.free_memory())
         try:
             return self.xp.empty(size, dtype=self.xp.uint8)
         except self.xp.cuda.memory.OutOfMemoryError:

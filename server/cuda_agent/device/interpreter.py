@@ -132,9 +132,12 @@ class Interpreter:
         return b"".join(self.blobs[name] for name in init["blobs"])
 
     def fill(self, target: Any, init: Mapping[str, Any]) -> None:
-        """Put the initial bytes into `target` (uint8, exactly the buffer)."""
+        """Put the initial bytes into `target` (uint8, exactly the buffer). `none` leaves it as it was allocated: a
+        checker then sees reads of what nobody wrote."""
         if "blobs" in init:
             self._fill_blobs(target, tuple(init["blobs"]))
+        elif "none" in init:
+            return
         elif "fill" in init:
             self.pattern(target, bytes.fromhex(init["fill"]), 0)
         elif "run" in init:
@@ -145,7 +148,7 @@ class Interpreter:
                 )
             target[:] = source
         else:
-            raise StepFailed("a buffer's init must be blobs, run or fill")
+            raise StepFailed("a buffer's init must be blobs, run, fill or none")
 
     def _fill_blobs(self, target: Any, names: tuple[str, ...]) -> None:
         """From the copy kept on the device when there is one: the same inputs are used by most launches of a job."""
@@ -196,8 +199,10 @@ class Interpreter:
         size = int(spec["size"])
         left = -(-canary // ALIGN) * ALIGN + shift
         whole = self.backend.alloc(left + size + canary)
-        whole[:left] = self.canary(left)
-        whole[left + size :] = self.canary(canary)
+        if left:  # without canaries the buffer is the whole allocation: a checker of accesses knows its ends
+            whole[:left] = self.canary(left)
+        if canary:
+            whole[left + size :] = self.canary(canary)
         placed = Placed(whole, whole[left : left + size], left, spec["init"], spec.get("poison", ()))
         if "run" in placed.init:  # its bytes may change later: keep them for `changed`
             kept = self.backend.alloc(size)
@@ -300,6 +305,8 @@ class Interpreter:
         for number, placed in enumerate(run.buffers):
             end = placed.left + int(placed.data.size)
             for side, start, stop in (("before", 0, placed.left), ("after", end, int(placed.whole.size))):
+                if start == stop:
+                    continue
                 now = placed.whole[start:stop]
                 bad = self.xp.flatnonzero(now != self.canary(stop - start))
                 if bad.size:

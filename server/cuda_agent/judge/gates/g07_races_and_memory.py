@@ -1,14 +1,16 @@
-"""G7, races and memory: the emulator's checkers."""
+"""G7, races and memory: the emulator's checkers, or compute-sanitizer on a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ...device import Device, jobs
-from ...errors import CudaAgentError
+from ...device import sanitizer as tools
+from ...errors import Cancelled, CudaAgentError
 from ...model import Arg, Binary, Buffer, Build, GateResult, Launch, Pointer
+from .. import sanitizer
 from ..case import Case
 from ..gate import Needs, failed, not_run, passed
 from ..outcome import sentence
@@ -31,10 +33,13 @@ _proved: WeakKeyDictionary[Device, str] = WeakKeyDictionary()  # "" when the che
 class RacesAndMemory:
     """On the emulator every access of the candidate's traced launch passes the checkers: races in shared and global
     memory, reads of memory that nobody wrote, barriers that not all threads reach (accesses out of bounds are G4's).
-    The checkers are first shown a known-bad kernel; if they pass it, this gate did not run. A finding of a kind that
-    the original's own launch also shows in the same place is the program's. Threads run in one order there: a race is
-    found by what is not ordered by a barrier, not by bad luck. On a GPU this needs compute-sanitizer, which is not
-    built in yet."""
+    Threads run in one order there: a race is found by what is not ordered by a barrier, not by bad luck. On a GPU the
+    smallest judged launch runs under compute-sanitizer's memcheck, racecheck, initcheck and synccheck, each in a
+    worker of its own whose buffers are plain allocations: an access one byte beyond is seen, and initcheck finds the
+    pure outputs as they were allocated. Every checker is first shown a known-bad kernel; one that passes it did not
+    run. A finding of a kind that the original shows as often is the program's own; a new kind, or more of it, fails.
+    It sees one launch, no races in global memory on a GPU, and nothing in launches above 256 MiB; a tool that has not
+    ended after 20 s, or all of them after 30 s, did not run."""
 
     id: ClassVar[str] = "G7"
     name: ClassVar[str] = "races and memory"
@@ -43,7 +48,7 @@ class RacesAndMemory:
 
     def check(self, case: Case) -> GateResult:
         if not case.emulated:
-            return not_run(self, "compute-sanitizer is not built in yet; judge on the emulator for its checkers")
+            return self._on_gpu(case)
         if not case.options.traffic:
             return not_run(self, "launches were not traced")
         if why := _why_not(case.device, case.build):
@@ -65,6 +70,46 @@ class RacesAndMemory:
         shown = {str(f["kind"]) for outcome in case.outcomes() for f in outcome.original_findings}
         also = f"; the original itself shows {', '.join(sorted(shown))}" if shown else ""
         return passed(self, f"no race, no uninitialised read, no divergent barrier in the traced launches{also}")
+
+    def _on_gpu(self, case: Case) -> GateResult:
+        try:
+            tool = tools.find()
+            index = sanitizer.smallest(case)
+            answers = sanitizer.check(case, tool, index)
+        except Cancelled:
+            raise
+        except CudaAgentError as error:  # this machine, or the inputs: it says nothing about the candidate
+            return not_run(self, str(error), error=type(error).__name__)
+        shape = case.launch_name(index)
+        data: dict[str, Any] = {
+            "sanitizer": tool.version,
+            "launch": index,
+            "tools": {answer.tool: answer.to_json() for answer in answers},
+            "findings": [_finding(answer.tool, f) for answer in answers for f in answer.findings[:20]],
+        }
+        if worse := [answer for answer in answers if answer.state == "worse"]:
+            said = [f"{a.tool}: {_sentence(a.findings[0])} ({len(a.findings):,} such reports)" for a in worse]
+            return failed(self, f"launch {shape}: {'; '.join(said)}; the original does not show that", **data)
+        ran = [answer for answer in answers if answer.state != "not run"]
+        own = sorted({f"{f.kind} ({a.tool})" for a in ran for f in a.own})
+        also = f"; the original itself shows {', '.join(own)}" if own else ""
+        names = ", ".join(answer.tool for answer in ran)
+        if missing := [f"{a.tool} did not run: {a.why}" for a in answers if a.state == "not run"]:
+            found = f"; nothing new from {names}{also}" if ran else ""
+            return not_run(self, f"{'; '.join(missing)}{found}", **data)
+        found = "nothing new" if any(a.state == "as the original" for a in ran) else "nothing"
+        return passed(self, f"compute-sanitizer's {names} find {found} on launch {shape}{also}", **data)
+
+
+def _finding(tool: str, finding: tools.Finding) -> dict[str, object]:
+    """As docs/evidence.md has it."""
+    place = {"line": finding.line, "block": finding.block, "thread": finding.thread}
+    return {"kind": finding.kind, "tool": tool, "kernel": finding.kernel, **place, "text": finding.text}
+
+
+def _sentence(finding: tools.Finding) -> str:
+    line = f" at line {finding.line}" if finding.line else ""
+    return f"{finding.kind} in {finding.kernel or 'the kernel'}{line}: {finding.text}"
 
 
 def _why_not(device: Device, build: Build) -> str:

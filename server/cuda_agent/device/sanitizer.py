@@ -1,0 +1,308 @@
+"""NVIDIA's compute-sanitizer around a worker: finding it, running one job under one of its tools, reading its report.
+
+The report is the text of its log file, whose records look alike in every release since 2021:
+
+    ========= Invalid __global__ write of size 4 bytes
+    =========     at scale(float *, int)+0x90 in scale.cu:7
+    =========     by thread (64,0,0) in block (0,0,0)
+    =========     Address 0x7f… is out of bounds
+
+A record begins at the first column; what belongs to it is indented. Records that name no place in device code (errors
+of API calls, leaks, the program's exit code) are notes: the worker checks its own calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cuda_agent.device.client import BlobMap, Device
+from cuda_agent.device.jobs import Job
+from cuda_agent.errors import Cancelled, DeviceError, ToolMissing, WorkerDied
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+INSTALL = (
+    "It comes with the CUDA Toolkit (put its bin folder on PATH), or: pip install nvidia-cuda-sanitizer-api "
+    "(nvidia-cuda-sanitizer-api-cu12 for CUDA 12)."
+)
+PRINT_LIMIT = 1000  # records a report
+LEAVE_S = 10.0  # for its last words, once the worker has ended
+PADDING = 4096  # bytes after each allocation that belong to nobody
+_WHEELS = ("nvidia/cu13/bin", "nvidia/cuda_sanitizer_api/bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Sanitizer:
+    """One installed compute-sanitizer. `options` are the long options that it knows."""
+
+    path: Path
+    version: str
+    options: frozenset[str]
+
+    def command(self, tool: str, log: Path) -> list[str]:
+        """The words that go before a command line. What only some releases know is left out where it is not known."""
+        wanted = [
+            ("--show-backtrace", "device"),
+            ("--demangle", "simple"),
+            ("--check-exit-code", "no"),
+        ]
+        if tool == "memcheck":  # a worker asks the driver for what it may not have, and deals with the answer
+            wanted += [("--padding", str(PADDING)), ("--report-api-errors", "no")]
+        if tool == "racecheck":
+            wanted += [("--racecheck-report", "analysis")]
+        if tool == "initcheck":
+            wanted += [("--check-api-memory-access", "no"), ("--initcheck-address-space", "all")]
+        known = [word for option in wanted if option[0] in self.options for word in option]
+        return [
+            str(self.path),
+            "--tool",
+            tool,
+            "--log-file",
+            str(log).replace("%", "%%"),
+            "--print-limit",
+            str(PRINT_LIMIT),
+            *known,
+        ]
+
+
+def find() -> Sanitizer:
+    """The first that runs: on PATH, in CUDA_HOME, in /usr/local/cuda, among Python packages. Raises ToolMissing."""
+    for path in dict.fromkeys(_places()):
+        if path.is_file() and os.access(path, os.X_OK) and (found := _probe(path)) is not None:
+            return found
+    raise ToolMissing(
+        f"compute-sanitizer was not found on PATH, in CUDA_HOME, in /usr/local/cuda or among Python packages. {INSTALL}"
+    )
+
+
+def _places() -> Iterator[Path]:
+    folders = [*os.environ.get("PATH", "").split(os.pathsep)]
+    folders += [os.path.join(os.environ[name], "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders += ["/usr/local/cuda/bin", *(os.path.join(at, wheel) for at in sys.path if at for wheel in _WHEELS)]
+    for folder in folders:
+        if folder:
+            yield Path(folder, "compute-sanitizer")
+
+
+@lru_cache
+def _probe(path: Path) -> Sanitizer | None:
+    """None when it does not run here."""
+    try:
+        version_text, help_text = (_said([str(path), word]) for word in ("--version", "--help"))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r"[Vv]ersion\s+([\d.]+)", version_text)
+    return Sanitizer(path, version[1] if version else "unknown", frozenset(re.findall(r"--[a-z][\w-]*", help_text)))
+
+
+def _said(argv: list[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
+
+
+# ---------------------------------------------------------------- one job under one tool
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a tool said of one job. `why`: empty when the job ran to its end under the tool, or the tool found
+    something; else why its silence means nothing."""
+
+    findings: tuple[Finding, ...]
+    why: str
+    log: str
+    seconds: float
+
+
+def check(
+    sanitizer: Sanitizer,
+    tool: str,
+    device: Device,
+    job: Job,
+    blobs: BlobMap,
+    seconds: float,
+    cancelled: Callable[[], bool] | None = None,
+) -> Checked:
+    """Run the job on a fresh worker of the device under the tool, for at most `seconds`, start included. Memory is not
+    pooled there, so each buffer is an allocation that the tool knows. Raises Cancelled when the person stops it, and
+    Unsupported when the device's worker cannot be wrapped."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cuda-agent-sanitizer-") as folder:
+        log = Path(folder, "log")
+        # It leaves a folder of pipes behind when it is killed.
+        before = ["env", f"TMPDIR={folder}", *sanitizer.command(tool, log)]
+        worker = device.wrapped(lambda argv: [*before, *argv], "--plain-memory", linger_s=LEAVE_S)
+        results: list[dict[str, Any]] = []
+        why = ""
+        with worker, _limited(worker, started + seconds, cancelled) as limit:
+            try:
+                results = worker.run(job, blobs)
+                worker.leave(LEAVE_S)
+            except Cancelled:
+                if not limit.late:
+                    raise
+                why = f"it did not end within {seconds:.0f} s"
+            except WorkerDied as error:
+                why = str(error)
+            except DeviceError as error:
+                why = f"no worker could be started under it: {error}"
+        if cancelled is not None and cancelled():
+            raise Cancelled("stopped by the person")
+        text = log.read_text(errors="replace") if log.is_file() else ""
+    report = parse(text)
+    if not why:
+        why = next((str(result["error"]) for result in results if not result["ok"]), "")
+    if not why and not report.ended:
+        why = f"it ended without a summary{': ' + '; '.join(report.notes) if report.notes else ''}"
+    elif why and report.notes:
+        why = f"{why} ({'; '.join(report.notes)})"
+    return Checked(report.findings, "" if report.findings else why, text, time.monotonic() - started)
+
+
+@dataclass(slots=True)
+class _Limit:
+    late: bool = False
+
+
+@contextlib.contextmanager
+def _limited(worker: Device, until: float, cancelled: Callable[[], bool] | None) -> Iterator[_Limit]:
+    """Kill the worker, again and again, once the time is over or the person stops."""
+    limit, done = _Limit(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            stopped = cancelled is not None and cancelled()
+            limit.late = limit.late or (not stopped and time.monotonic() > until)
+            if stopped or limit.late:
+                worker.cancel()
+
+    watcher = threading.Thread(target=watch, name="sanitizer-limit", daemon=True)
+    watcher.start()
+    try:
+        yield limit
+    finally:
+        done.set()
+        watcher.join()
+
+
+# ---------------------------------------------------------------- the report
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One record about device code. `kind` is in our words and the same in every release; two findings of one kind in
+    one kernel are the same fault."""
+
+    kind: str  # "out-of-bounds global write", "shared race", "uninitialised global read", "divergent barrier" …
+    kernel: str  # without template arguments and parameters
+    text: str  # the tool's own words in one line
+    line: int | None = None
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    findings: tuple[Finding, ...]
+    ended: bool  # its summary was written
+    notes: tuple[str, ...]  # heads of the records that are not about device code
+
+
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY:")
+_IGNORED = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY:")
+_CONTINUED = re.compile(
+    r"(?:at|by|and|Address|Access|Current Value|Device Frame|Host Frame|Saved host|(?:Write|Read) Thread)\b"
+)
+_SEVERITY = re.compile(r"(fatal|error|warning|warn|info)\s*:\s*(?:\([^)]*\)\s*)?", re.IGNORECASE)
+_INDEX = r"\((\d+),\s*(\d+),\s*(\d+)\)"
+_THREAD = re.compile(rf"by thread {_INDEX} in block {_INDEX}")
+_FRAME = re.compile(r"Device Frame:\s*(.+?)(?:\+0x|\s+\(|\s+\[|$)")
+_AT = re.compile(r"\bat (?!0x)(?P<name>.+?)\+0x[0-9a-f]+(?: in (?:\S*?):(?P<line>\d+))?")
+_AT_OLD = re.compile(r"\bat 0x[0-9a-f]+ in (?:\S+?:(?P<line>\d+):)?(?P<name>[^\[]+?)\s*(?:\[|$)")
+
+
+def parse(log: str) -> Report:
+    """Every record of a log file, and whether it is whole."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for head, rest in _records(log):
+        found = None if _IGNORED.match(head) else _finding(head, rest)
+        if found is not None:
+            if not found.kernel.startswith("cupy_"):  # the worker's own kernels, which fill and compare
+                findings.append(found)
+        elif not _IGNORED.match(head) and head not in notes:
+            notes.append(head)
+    return Report(tuple(findings), _SUMMARY.search(log) is not None, tuple(notes[:5]))
+
+
+def _records(log: str) -> Iterator[tuple[str, list[str]]]:
+    head, rest = "", list[str]()
+    for line in log.splitlines():
+        if not (mark := re.match(r"\s*=========(.*)", line)):
+            continue  # the program's own words
+        body = mark[1].strip()
+        if body and head and (mark[1].startswith("  ") or _CONTINUED.match(body)):
+            rest.append(body)
+            continue
+        if head:
+            yield head, rest
+        head, rest = body, []
+    if head:
+        yield head, rest
+
+
+def _finding(head: str, rest: Sequence[str]) -> Finding | None:
+    """None when the record is not about device code."""
+    severity = _SEVERITY.match(head)
+    said = head[severity.end() :] if severity else head
+    place = next((m for line in (said, *rest) if (m := _AT.search(line) or _AT_OLD.search(line))), None)
+    thread = next((m for line in rest if (m := _THREAD.search(line))), None)
+    kind = _kind(said, rest, located=place is not None or thread is not None)
+    if kind is None:
+        return None
+    if kind == "shared race" and severity and severity[1].lower() in ("warning", "warn"):
+        kind = "possible shared race"  # between threads of a warp, or a write after a read
+    frames = [_simple(m[1]) for line in rest if (m := _FRAME.match(line))]
+    numbers = tuple(map(int, thread.groups())) if thread else ()
+    words = [line for line in rest if not line.startswith(("Host Frame", "Saved host", "Device Frame"))]
+    return Finding(
+        kind=kind,
+        kernel=frames[-1] if frames else _simple(place["name"]) if place else "",
+        text=" ".join([head, *words[:4]])[:400],
+        line=int(place["line"]) if place and place["line"] else None,
+        thread=(numbers[0], numbers[1], numbers[2]) if numbers else None,
+        block=(numbers[3], numbers[4], numbers[5]) if numbers else None,
+    )
+
+
+def _kind(said: str, rest: Sequence[str], *, located: bool) -> str | None:
+    if m := re.match(r"(?:potential )?invalid __(\w+?)__ ([\w-]+)", said, re.IGNORECASE):
+        all_ = " ".join(rest)
+        reason = "misaligned" if "misaligned" in all_ else "out-of-bounds" if "out of bounds" in all_ else "invalid"
+        return f"{reason} {m[1].lower()} {m[2].lower()}"
+    if m := re.match(r"uninitiali[sz]ed __(\w+?)__ (?:memory )?([\w-]+)", said, re.IGNORECASE):
+        return f"uninitialised {m[1].lower()} {m[2].lower()}"
+    if re.match(r"race reported between|potential \w+ hazard", said, re.IGNORECASE):
+        return "shared race"
+    if m := re.match(r"barrier error detected\.?\s*(.*?)\.?$", said, re.IGNORECASE):
+        return "divergent barrier" if "divergent" in m[1].lower() else f"barrier error: {m[1].lower()}"
+    if located:  # a kind that came after this was written: without its numbers
+        return re.sub(r"\b(?:0x[0-9a-f]+|\d+)\b", "N", said.split(" at ")[0]).strip(" .").lower()
+    return None
+
+
+def _simple(name: str) -> str:
+    """A function's name without return type, template arguments and parameters."""
+    name = re.sub(r"\[clone ([^\]]*)\].*", r"\1", name).replace("(anonymous namespace)", "anonymous")
+    name = re.split(r"[(<]", name.replace("<unnamed>", "anonymous"), maxsplit=1)[0].strip()
+    return name.rsplit(" ", 1)[-1]
