@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,25 +17,28 @@ from cuda_agent.device.jobs import Job
 from cuda_agent.device.sanitizer import Checked, Sanitizer, parse
 from cuda_agent.device.transports import PipeTransport
 from cuda_agent.errors import Cancelled, ToolMissing, Unsupported
+from fake_sanitizer import install
 
 from .kernels import DOUBLE, Program
 
 HERE = Path(__file__).parent
 DATA = HERE / "data" / "sanitizer"
-# What a kernel "does wrong" is told to the stand-in.
+# What a kernel does wrong is told to the stand-in.
 BAD = (
     DOUBLE
-    + """
-def tell(tool, record):
+    + r"""
+def tell(tool, *lines):
     import json, os
     if "FAKE_FINDINGS" in os.environ:
-        with open(os.environ["FAKE_FINDINGS"], "a") as file: file.write(json.dumps({"tool": tool, "record": record}) + "\\n")
+        with open(os.environ["FAKE_FINDINGS"], "a") as file:
+            file.write(json.dumps({"tool": tool, "record": "\n    ".join(lines)}) + "\n")
 def beyond(c, x, y, n):
-    tell("memcheck", "Invalid __global__ write of size 4 bytes\\n    at beyond+0x90\\n    by thread (5,0,0) in block (0,0,0)"
-        "\\n    Address 0x7f0 is out of bounds")
+    where = "by thread (5,0,0) in block (0,0,0)"
+    address = "Address 0x7f0 is out of bounds"
+    tell("memcheck", "Invalid __global__ write of size 4 bytes", "at beyond+0x90", where, address)
     raise DeviceFault("CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)")
 def diverges(c, x, y, n):
-    tell("synccheck", "Barrier error detected. Divergent thread(s) in block.\\n    at diverges+0x40")
+    tell("synccheck", "Barrier error detected. Divergent thread(s) in block.", "at diverges+0x40")
 """
 )
 
@@ -95,15 +97,6 @@ def test_a_kind_of_a_later_release() -> None:
 
 
 # ---------------------------------------------------------------- finding it
-
-
-def install(folder: Path) -> Path:
-    """The stand-in as an executable in `folder`/bin."""
-    path = folder / "bin" / "compute-sanitizer"
-    path.parent.mkdir(parents=True)
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "fake_sanitizer.py"} "$@"\n')
-    path.chmod(0o755)
-    return path
 
 
 def test_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +164,7 @@ def test_a_finding_is_kept_when_the_worker_dies(
     ("kernel", "mode", "says"),
     [
         ("beyond", "blind", "CUDA_ERROR_LAUNCH_FAILED"),
-        ("segfault", "", "signal"),
+        ("segfault", "", "SIGSEGV"),
         ("no_such_kernel", "", "the binary has no kernel no_such_kernel"),
         ("double", "mute", "it ended without a summary"),
     ],

@@ -38,7 +38,8 @@ state = {}
 @dataclass(frozen=True)
 class HostTransport(PipeTransport):
     def open(self, device: str) -> ProcessChannel:
-        argv = [sys.executable, str(WORKER), "--device", device, "--parent", str(os.getpid())]
+        argv = [sys.executable, str(WORKER), "--device", device, *self.extra]
+        argv = self.wrap(argv) if self.wrap else [*argv, "--parent", str(os.getpid())]
         return ProcessChannel(argv, self.environment())
 
 

@@ -15,7 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-HELP = Path(__file__).parent / "data" / "sanitizer" / "help_2026.4.txt"
+HELP = Path(__file__).parent / "unit" / "device" / "data" / "sanitizer" / "help_2026.4.txt"
+
+
+def install(folder: Path) -> Path:
+    """The stand-in as an executable in `folder`/bin."""
+    path = folder / "bin" / "compute-sanitizer"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def main(argv: list[str]) -> int:
@@ -33,9 +42,7 @@ def main(argv: list[str]) -> int:
     if mode == "slow":
         time.sleep(60)
     told = Path(f"{log}.findings")
-    code = subprocess.run(
-        argv, env={**os.environ, "FAKE_FINDINGS": str(told), "FAKE_TOOL": tool}, check=False
-    ).returncode
+    code = subprocess.run(argv, env={**os.environ, "FAKE_FINDINGS": str(told)}, check=False).returncode
     if mode == "last-words":
         time.sleep(2)
     entries = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []

@@ -1,0 +1,228 @@
+"""G7 on a GPU, with a stand-in for compute-sanitizer around the real worker: what makes it fail, pass, and not run."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_agent import judge
+from cuda_agent.device import sanitizer
+from cuda_agent.device.sanitizer import Finding, Sanitizer
+from cuda_agent.errors import Cancelled, ToolMissing
+from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
+from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, bad_step, new_findings
+from cuda_agent.model import Binary, Build, GateResult, Workload
+from fake_sanitizer import install
+
+from .conftest import HostDevice, HostTransport, build, candidate, source, workload
+
+# What each fault is to the stand-in: the record that the real tool writes of it.
+RECORDS = {
+    "memcheck": ("Invalid __global__ write of size 4 bytes", "at {0}+0x90", "Address 0x7f0 is out of bounds"),
+    "racecheck": ("Error: Race reported between Write access at {0}+0x90", "and Read access at {0}+0xa0 [4 hazards]"),
+    "initcheck": ("Uninitialized __global__ memory read of size 4 bytes", "at {0}+0x70 in x.cu:41", "Address 0x7f0"),
+    "synccheck": ("Barrier error detected. Divergent thread(s) in block.", "at {0}+0x40"),
+}
+TELL = f"""
+def tell(tool, kernel="axpy"):
+    import json, os
+    if "FAKE_FINDINGS" in os.environ:
+        record = "\\n    ".join({RECORDS!r}[tool]).format(kernel)
+        with open(os.environ["FAKE_FINDINGS"], "a") as file:
+            file.write(json.dumps({{"tool": tool, "record": record}}) + "\\n")
+"""
+BAD = TELL + "".join(f"def {kernel}(c, x, y, n): tell('{tool}', '{kernel}')\n" for tool, (kernel, _) in SHOWN.items())
+ORIGINAL = source("b[:] = 2 * a + 1\nreturn 100.0")
+
+
+class CheckedDevice(HostDevice):
+    """Every kernel can tell the stand-in what it does wrong; the known-bad kernels do."""
+
+    def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
+        machine = f"/*machine\n{BAD}*/" if text == KNOWN_BAD else text.replace("/*machine\n", f"/*machine\n{TELL}")
+        return super().compile(build, machine, untrusted=untrusted, kernel=kernel)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CheckedDevice]:
+    """What the tools found of the known-bad kernels is kept for each device: this one shows them once."""
+    with CheckedDevice("host", HostTransport()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fresh() -> Iterator[CheckedDevice]:
+    with CheckedDevice("host", HostTransport()) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = install(tmp_path / "toolkit")
+    monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+    return path
+
+
+def asked(
+    device: CheckedDevice, folder: Path, machine: str, *, original: str = ORIGINAL, work: Workload | None = None,
+    options: JudgeOptions | None = None,
+) -> GateResult:  # fmt: skip
+    made = candidate(source(machine, "b[i] = 1 + 2 * a[i];"), original)
+    case = Case(device, build(folder), work or workload(folder), original, made, options=options)
+    return RacesAndMemory().check(case)
+
+
+RIGHT = "b[:] = 2 * a + 1\nreturn 50.0"
+
+
+def test_a_clean_kernel_passes(device: CheckedDevice, tmp_path: Path) -> None:
+    result = asked(device, tmp_path, RIGHT)
+    assert result.status == "pass", result.detail
+    assert result.detail.startswith("compute-sanitizer's memcheck, racecheck, initcheck, synccheck find nothing on ")
+    assert result.data["sanitizer"] == "2026.4.0.0"
+    assert {name: tool["status"] for name, tool in result.data["tools"].items()} == dict.fromkeys(SHOWN, "clean")
+
+
+@pytest.mark.parametrize("tool_name", SHOWN)
+def test_what_each_tool_finds_fails(device: CheckedDevice, tmp_path: Path, tool_name: str) -> None:
+    result = asked(device, tmp_path, f"tell({tool_name!r})\n{RIGHT}")
+    assert result.status == "fail"
+    assert f"{tool_name}: {SHOWN[tool_name][1]} in axpy" in result.detail
+    assert "the original does not show that" in result.detail
+    assert [(f["tool"], f["kind"]) for f in result.data["findings"]] == [(tool_name, SHOWN[tool_name][1])]
+
+
+def test_a_finding_of_a_worker_that_dies_fails(device: CheckedDevice, tmp_path: Path) -> None:
+    machine = f"import os\nb[:] = 2 * a + 1\nif 'FAKE_FINDINGS' in os.environ:\n    tell('memcheck')\n    ctypes.string_at(8)\n{RIGHT}"  # fmt: skip # noqa: E501
+    result = asked(device, tmp_path, machine)
+    assert result.status == "fail"
+    assert "memcheck: out-of-bounds global write" in result.detail
+
+
+def test_the_originals_own_findings(device: CheckedDevice, tmp_path: Path) -> None:
+    original = source("tell('racecheck')\nb[:] = 2 * a + 1\nreturn 100.0")
+    same = asked(device, tmp_path, f"tell('racecheck')\n{RIGHT}", original=original)
+    assert same.status == "pass"
+    assert same.detail.endswith(
+        "find nothing new on launch <<<1, 64>>>; the original itself shows shared race (racecheck)"
+    )
+    assert same.data["tools"]["racecheck"]["status"] == "as the original"
+    better = asked(device, tmp_path, RIGHT, original=original)
+    assert better.status == "pass"
+    assert "the original itself shows shared race" in better.detail
+    more = asked(device, tmp_path, f"tell('racecheck')\ntell('racecheck')\n{RIGHT}", original=original)
+    assert more.status == "fail"
+    other = asked(device, tmp_path, f"tell('memcheck')\n{RIGHT}", original=original)
+    assert other.status == "fail"
+
+
+def test_kinds_and_kernels_are_counted() -> None:
+    def found(kind: str, kernel: str = "k", times: int = 1) -> list[Finding]:
+        return [Finding(kind, kernel, "")] * times
+
+    assert new_findings(found("race", times=3), found("race", times=3)) == []
+    assert len(new_findings(found("race", times=3), found("race", times=2))) == 3
+    assert new_findings(found("race"), found("read")) == found("race")
+    assert new_findings(found("race", "a"), found("race", "b")) == found("race", "a")
+
+
+def test_initcheck_sees_pure_outputs_as_nobody_wrote_them(device: CheckedDevice, tmp_path: Path) -> None:
+    """An output that is read before it is written holds the captured bytes for the other tools."""
+    seen = tmp_path / "seen"
+    peeks = f"peek = float(b[5])\nb[:] = 2 * a + 1\nopen({str(seen)!r}, 'a').write(f'{{peek}}\\n')\nreturn 50.0"
+    result = asked(device, tmp_path, peeks, work=workload(tmp_path, before=(7.0,) * 64))
+    assert result.status == "pass", result.detail
+    assert len(seen.read_text().split()) == 4
+    assert seen.read_text().split().count("7.0") == 3
+    assert bad_step("initcheck")["buffers"][1]["init"] == {"none": True}
+    assert "none" not in bad_step("memcheck")["buffers"][1]["init"]
+
+
+# ---------------------------------------------------------------- not run
+
+
+def test_a_checker_that_passes_the_known_bad_kernel(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "blind")
+    result = asked(fresh, tmp_path, f"tell('memcheck')\n{RIGHT}")
+    assert (result.status, result.undecided) == ("not-run", False)
+    for name, (_, kind) in SHOWN.items():
+        assert f"{name} did not run: it did not find the {kind} of a known-bad kernel (nothing)" in result.detail
+
+
+def test_one_tool_that_did_not_run_is_named(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHOWN, "synccheck", ("diverges", "something else"))
+    result = asked(fresh, tmp_path, RIGHT)
+    assert result.status == "not-run"
+    assert result.detail.startswith("synccheck did not run: ")
+    assert result.detail.endswith("nothing new from memcheck, racecheck, initcheck")
+    # What the others find counts all the same.
+    assert asked(fresh, tmp_path, f"tell('racecheck')\n{RIGHT}").status == "fail"
+
+
+def test_not_installed(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Sanitizer:
+        raise ToolMissing(f"compute-sanitizer was not found. {sanitizer.INSTALL}")
+
+    monkeypatch.setattr(sanitizer, "find", missing)
+    result = asked(device, tmp_path, RIGHT)
+    assert (result.status, result.undecided) == ("not-run", False)
+    assert "pip install nvidia-cuda-sanitizer-api" in result.detail
+
+
+def test_only_a_small_launch(device: CheckedDevice, tmp_path: Path) -> None:
+    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checker_bytes=100))
+    assert result.status == "not-run"
+    assert "the smallest captured launch has 512 bytes, the checkers take at most 100" in result.detail
+    work = workload(tmp_path, launches=3)
+    small = replace(work.launches[2], grid=(1, 1, 1), block=(8, 1, 1))
+    result = asked(device, tmp_path, RIGHT, work=replace(work, launches=(*work.launches[:2], small)))
+    assert result.data["launch"] == 2
+
+
+def test_a_limit_on_the_time(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODE", "slow")
+    started = time.monotonic()
+    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checkers_timeout_s=2.0, checker_timeout_s=1.0))
+    assert time.monotonic() - started < 6
+    assert result.status == "not-run"
+    assert "it did not end within 1 s" in result.detail
+
+
+def test_the_person_stops_it(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    made = candidate(source(RIGHT, "b[i] = 1 + 2 * a[i];"), ORIGINAL)
+    case = Case(device, build(tmp_path), workload(tmp_path), ORIGINAL, made)
+    case.baseline(0)
+    case.cancelled = stop.is_set
+    monkeypatch.setenv("FAKE_MODE", "slow")
+    threading.Timer(1.0, stop.set).start()
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        RacesAndMemory().check(case)
+    assert time.monotonic() - started < 4
+
+
+def test_only_the_full_judgement_asks(device: CheckedDevice, tmp_path: Path) -> None:
+    made = candidate(source(f"tell('racecheck')\n{RIGHT}", "b[i] = 1 + 2 * a[i];"), ORIGINAL)
+
+    def gate(verdict: Any) -> GateResult:
+        return next(result for result in verdict.gates if result.id == "G7")
+
+    work = workload(tmp_path)
+    assert "left to the full judgement" in gate(judge.quick(device, build(tmp_path), work, ORIGINAL, made)).detail
+    verdict = judge.judge(device, build(tmp_path), work, ORIGINAL, made, options=JudgeOptions(rounds=8))
+    assert verdict.status == "rejected"
+    assert gate(verdict).status == "fail"
