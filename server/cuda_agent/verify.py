@@ -1,8 +1,8 @@
 """Judge a person's own rewrite: two files, one kernel, the original's inputs.
 
-Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, the
-candidate's
-own program is run under the same capture and its launches are paired with the original's, in order.
+Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the
+edit policy lets them, the candidate's own program is run under the same capture, in the way that the original's was,
+and its launches are paired with the original's, in order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cuda_agent import judge
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import CompileError, NoInputs
+from cuda_agent.errors import CompileError, NoInputs, WorkloadError
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.model import Build, Candidate, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
+from cuda_agent.judge.program import Program, is_executable
+from cuda_agent.model import Candidate, LaunchMap, Verdict
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import minimal, unified_diff
 from cuda_agent.source.symbols import Module
@@ -79,7 +82,6 @@ def verify(
             cancelled=cancelled,
         )
         kernel = before.kernel(workload.kernel)
-        mapping = _launches(before, after, kernel, workload, build, request, opened, on_event, cancelled)
         candidate = Candidate(
             kernel.id,
             old,
@@ -87,9 +89,21 @@ def verify(
             minimal(old, new),
             "person",
             "reassociated",
-            mapping,
+            LaunchMap(),
             id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
         )
+        if _outside_kernels(before) != _outside_kernels(after):
+            case = Case(
+                opened,
+                build,
+                workload,
+                old,
+                candidate,
+                module=before,
+                options=replace(request.options, program_timeout_s=request.timeout_s),
+                cancelled=cancelled,
+            )
+            candidate = replace(candidate, launch=_launches(after, case, request, on_event))
         verdict = judge.judge(
             opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled
         )
@@ -116,50 +130,70 @@ def _outside_kernels(module: Module) -> str:
 
 
 def _launches(
-    before: Module,
-    after: Module,
-    kernel: Kernel,
-    workload: Workload,
-    build: Build,
-    request: VerifyRequest,
-    device: Device,
-    on_event: Callable[[Mapping[str, Any]], None] | None,
-    cancelled: Callable[[], bool] | None,
+    after: Module, case: Case, request: VerifyRequest, on_event: Callable[[Mapping[str, Any]], None] | None
 ) -> LaunchMap:
     """How the candidate launches the kernel where the original launched it as captured. Raises NoInputs when its
     program cannot tell."""
-    if _outside_kernels(before) == _outside_kernels(after):
-        return LaunchMap()
+    if EditPolicy().check(case).status == "fail":
+        return LaunchMap()  # G0 rejects it in its own words, and nothing of it is run
     try:
-        device.compile(build, after.document.text)
+        case.device.compile(case.build, after.document.text)
     except CompileError:
         return LaunchMap()  # G1 rejects it with the compiler's words
-    if not after.has_main:
-        raise NoInputs(
-            f"{request.candidate.name} launches {kernel.name} differently and has no main to run, so its launch shapes "
-            "are unknown: put the new launch into a file with a main, or keep the launch as it is"
-        )
-    ours = [Shape(x.grid, x.block, x.shared) for x in workload.launches]
-    shapes = _own_shapes(kernel, workload, build, request, device.info.kind, on_event, cancelled)
+    ours = [Shape(x.grid, x.block, x.shared) for x in case.workload.launches]
+    name = case.kernel.name
+    if request.args or not _by_command(case):
+        if not after.has_main:
+            raise NoInputs(
+                f"{request.candidate.name} launches {name} differently and has no main to run, so its launch shapes "
+                "are unknown: put the new launch into a file with a main, or keep the launch as it is"
+            )
+        shapes = _own_shapes(case, request, on_event)
+    else:
+        shapes = _shapes_in_project(case, on_event)
     if len(shapes) < len(ours):
         raise NoInputs(
-            f"the program of {request.candidate.name} launched {kernel.name} {len(shapes)} times, the original's "
+            f"the program of {request.candidate.name} launched {name} {len(shapes)} times, the original's "
             f"{len(ours)} times: their launches cannot be paired"
         )
     return launch_map.fit(list(zip(ours, shapes, strict=False)))
 
 
+def _by_command(case: Case) -> bool:
+    """Whether the inputs were captured by a command that is not the program itself (`make run`): what follows the
+    command's name are then not the program's arguments."""
+    workload = case.workload
+    if workload.origin != "captured" or not workload.command:
+        return False
+    try:
+        with Program(case) as program:
+            return not program.alone and not is_executable(program.cwd / program.command[0])
+    except WorkloadError:  # a capture that was moved: its folder is not a project
+        return False
+
+
+def _shapes_in_project(case: Case, on_event: Callable[[Mapping[str, Any]], None] | None) -> list[Shape]:
+    """The launch shapes of the person's program with the candidate in it, built and run by the recorded command in a
+    copy of the project."""
+    command, name = " ".join(case.workload.command), case.kernel.name
+    if on_event is not None:
+        on_event({"type": "note", "text": f"the launches of {name} changed: running `{command}` in a copy to see them"})
+    with Program(case) as program:
+        ran = program.run("candidate", case.candidate.text, case.options.program_timeout_s)
+    if ran.timed_out:
+        raise NoInputs(
+            f"`{command}` with the candidate did not end within {case.options.program_timeout_s:g} s, so how it "
+            f"launches {name} is unknown"
+        )
+    return [Shape(launch.grid, launch.block, launch.shared) for launch in ran.launches]
+
+
 def _own_shapes(
-    kernel: Kernel,
-    workload: Workload,
-    build: Build,
-    request: VerifyRequest,
-    kind: str,
-    on_event: Callable[[Mapping[str, Any]], None] | None,
-    cancelled: Callable[[], bool] | None,
+    case: Case, request: VerifyRequest, on_event: Callable[[Mapping[str, Any]], None] | None
 ) -> list[Shape]:
     """The launch shapes of the candidate's program, run with the arguments the original was captured with. Its bundles
     go to a temporary folder: they are not the inputs of anything."""
+    workload, kernel = case.workload, case.kernel
     args = request.args or (workload.command[1:] if workload.origin == "captured" else ())
     say = on_event or (lambda event: None)
     shapes: list[Shape] = []
@@ -172,14 +206,14 @@ def _own_shapes(
 
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         options = CaptureOptions(
-            device="emulator" if kind == "emulator" else "cuda",
+            device="emulator" if case.emulated else "cuda",
             kernel=rf"\b{re.escape(kernel.name)}\b",
             first=len(workload.launches),
             timeout=request.timeout_s,
             into=Path(folder),
         )
         try:
-            build_and_run(request.candidate, list(args), build, options, follow, cancelled)
+            build_and_run(request.candidate, list(args), case.build, options, follow, case.cancelled)
         except NothingCaptured as error:
             if len(shapes) < len(workload.launches):  # else they were seen and refused: the judge says so
                 raise NoInputs(

@@ -262,8 +262,13 @@ def _ignore(folder: str, names: list[str]) -> set[str]:
 
 
 def _is_output(path: Path) -> bool:
-    if path.suffix in _OUTPUTS:
-        return True
+    return path.suffix in _OUTPUTS or is_executable(path)
+
+
+def is_executable(path: Path) -> bool:
+    """A program or a library that was built, no script."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(4) == b"\x7fELF"
 

@@ -1,0 +1,129 @@
+"""`verify` where the candidate differs outside kernels: the edit policy speaks first, and launches are learned by the
+command that the inputs were captured with. Whole programs on the emulator; nothing is mocked."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_agent import capture as room
+from cuda_agent.capture import CaptureOptions
+from cuda_agent.device import Device, open_device
+from cuda_agent.errors import NoInputs
+from cuda_agent.verify import Verification, VerifyRequest, verify
+from cuda_agent.workload import bundle
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or shutil.which("make") is None, reason="needs make and g++, for the emulator"
+)
+
+# It wants an argument that only the Makefile knows; with the command's own, `run`, it launches nothing.
+SCALE = """\
+#include <cstdio>
+#include <cstdlib>
+__global__ void scale(const float *x, float *y, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        y[i] = 2.0f * x[i];
+}
+int main(int argc, char **argv)
+{
+    const int n = argc > 1 ? atoi(argv[1]) : 0;
+    if (n == 0)
+        return 1;
+    float *h = (float *)malloc(n * sizeof(float)), *x, *y;
+    for (int i = 0; i < n; i++)
+        h[i] = i - 20.5f;
+    cudaMalloc(&x, n * sizeof(float));
+    cudaMalloc(&y, n * sizeof(float));
+    cudaMemcpy(x, h, n * sizeof(float), cudaMemcpyHostToDevice);
+    scale<<<(n + 31) / 32, 32>>>(x, y, n);
+    cudaMemcpy(h, y, n * sizeof(float), cudaMemcpyDeviceToHost);
+    printf("y[7] = %.1f\\n", h[7]);
+    return 0;
+}
+"""
+MAKEFILE = "run: main\n\t./main 100\nmain: src/scale.cu\n\tnvcc -O2 src/scale.cu -o main\n"
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with open_device("emulator") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captured through `make run`; the file."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "src").mkdir()
+    (folder / "Makefile").write_text(MAKEFILE)
+    file = folder / "src" / "scale.cu"
+    file.write_text(SCALE)
+    room.capture(["make", "run"], folder, CaptureOptions(device="emulator", stop=False))
+    work = bundle.find(file)
+    assert work is not None
+    assert work.command == ("make", "run")
+    return file
+
+
+def asked(device: Device, file: Path, folder: Path, *pairs: tuple[str, str], **more: Any) -> Verification:
+    new = SCALE
+    for old, text in pairs:
+        assert old in new
+        new = new.replace(old, text)
+    candidate = folder / "candidate.cu"
+    candidate.write_text(new)
+    return verify(VerifyRequest(file, candidate, **more), device=device)
+
+
+def gate(made: Verification, name: str) -> Any:
+    return next(result for result in made.verdict.gates if result.id == name)
+
+
+def test_the_edit_policy_speaks_first(device: Device, project: Path, tmp_path: Path) -> None:
+    """What changed is no launch: nothing of the candidate is run."""
+    marker = tmp_path / "ran"
+    made = asked(device, project, tmp_path, ("h[i] = i - 20.5f;", f'h[i] = i; fclose(fopen("{marker}", "w"));'))
+    assert made.verdict.status == "rejected"
+    assert gate(made, "G0").status == "fail"
+    assert "something outside scale and its launches changed" in gate(made, "G0").detail
+    assert not marker.exists()
+
+
+def test_launches_are_learned_by_the_recorded_command(device: Device, project: Path, tmp_path: Path) -> None:
+    events: list[Mapping[str, Any]] = []
+    candidate = tmp_path / "candidate.cu"
+    candidate.write_text(SCALE.replace("(n + 31) / 32, 32", "(n + 63) / 64, 64"))
+    before = sorted(path.name for path in project.parents[1].rglob("*"))
+    made = verify(VerifyRequest(project, candidate), device=device, on_event=events.append)
+    assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
+    assert made.candidate.launch.block[0] != "bx"
+    assert any("`make run` in a copy" in str(event.get("text")) for event in events)
+    assert sorted(path.name for path in project.parents[1].rglob("*")) == before
+
+
+def test_a_launch_that_is_wrong_for_the_captured_size(device: Device, project: Path, tmp_path: Path) -> None:
+    made = asked(device, project, tmp_path, ("(n + 31) / 32, 32", "n / 64, 64"))
+    assert made.verdict.status == "rejected"
+    assert gate(made, "G3").status == "fail"
+
+
+def test_a_grid_that_is_empty(device: Device, project: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoInputs, match="launched scale 0 times, the original's 1 times"):
+        asked(device, project, tmp_path, ("(n + 31) / 32, 32", "n / 128, 128"))
+
+
+def test_a_program_captured_as_it_is(device: Device, tmp_path: Path) -> None:
+    """The recorded command is the program: what follows its name are its arguments."""
+    file = tmp_path / "scale.cu"
+    file.write_text(SCALE)
+    made = asked(device, file, tmp_path, ("(n + 31) / 32, 32", "(n + 63) / 64, 64"), args=("70",))
+    assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
+    again = asked(device, file, tmp_path, ("(n + 31) / 32, 32", "(n + 15) / 16, 16"))
+    assert again.verdict.status == "verified"
