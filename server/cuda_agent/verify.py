@@ -160,14 +160,15 @@ def _launches(
 
 
 def _by_command(case: Case) -> bool:
-    """Whether the inputs were captured by a command that is not the program itself (`make run`): what follows the
-    command's name are then not the program's arguments."""
+    """Whether the inputs were captured by a command that can be run in a copy of the project (`make run`, or a program
+    whose build was recorded). Else it is the program itself, and what follows its name are its arguments."""
     workload = case.workload
     if workload.origin != "captured" or not workload.command:
         return False
     try:
         with Program(case) as program:
-            return not program.alone and not is_executable(program.cwd / program.command[0])
+            itself = is_executable(program.cwd / program.command[0]) and not program.recorded
+            return not (program.alone or itself)
     except WorkloadError:  # a capture that was moved: its folder is not a project
         return False
 

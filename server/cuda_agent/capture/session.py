@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ RECORDED_VARIABLES = (
     "LANG",
 )
 _MAKES = frozenset({"make", "gmake"})
+Wrap = Callable[[list[str], Path], tuple[list[str], Path]]
 
 
 def resolve_device(device: str) -> str:
@@ -112,29 +114,13 @@ class Session:
     def compile(self, file: Path, program: Path, build: Build) -> None:
         """Builds a whole program. Raises CompileError, ToolMissing."""
         self.sources.add(file)
-        if self.device == "emulator":
-            from cuda_agent.device.emulator import native
-
-            native.compiler()
-        with tempfile.TemporaryDirectory(prefix="cuda-agent-nvcc-") as folder:
-            tools = self._install(Path(folder) / "cuda", None)
-            if tools is None:
-                raise ToolMissing(f"nvcc was not found. {nvcc.INSTALL}")
-            flags = [flag for flag in build.flags if not flag.startswith(("-rdc", "-dlink"))]
-            if self.device == "cuda" and builds.arch_of(build) is None:
-                flags = [*builds.without_arch(flags), "-arch=native"]
-            environment = dict(os.environ)
-            for name in (shim.BUILDS, shim.GLOBALS, shim.OUTPUTS):
-                environment.pop(name, None)
-            environment |= {name: value for name, value in tools.environment.items() if name == shim.REAL}
-            argv = [str(tools.nvcc), *flags, str(file), "-o", str(program)]
-            done = process.run(
-                argv,
+        flags = [flag for flag in build.flags if not flag.startswith(("-rdc", "-dlink"))]
+        if self.device == "cuda" and builds.arch_of(build) is None:
+            flags = [*builds.without_arch(flags), "-arch=native"]
+        with self.compiler() as compile_:
+            done = compile_(
+                [*flags, str(file), "-o", str(program)],
                 build.directory if build.directory.is_dir() else file.parent,
-                environment,
-                tick=lambda: None,
-                on_output=lambda text: self.on_event({"type": "output", "text": text}),
-                cancelled=self.cancelled,
             )
         if done.cancelled:
             raise CancelledError("Stopped while the program was being compiled.")
@@ -149,6 +135,34 @@ class Session:
                 "it with --run.",
                 done.output,
             )
+
+    @contextlib.contextmanager
+    def compiler(self, wrap: Wrap = lambda command, cwd: (command, cwd)) -> Iterator[Callable[..., process.Finished]]:
+        """The device's nvcc as a function of its words and its folder; nothing is recorded. `wrap` may change a command
+        and its folder before it runs. Raises ToolMissing."""
+        if self.device == "emulator":
+            from cuda_agent.device.emulator import native
+
+            native.compiler()
+        with tempfile.TemporaryDirectory(prefix="cuda-agent-nvcc-") as folder:
+            tools = self._install(Path(folder) / "cuda", None)
+            if tools is None:
+                raise ToolMissing(f"nvcc was not found. {nvcc.INSTALL}")
+            environment = dict(os.environ)
+            for name in (shim.BUILDS, shim.GLOBALS, shim.OUTPUTS):
+                environment.pop(name, None)
+            environment |= {name: value for name, value in tools.environment.items() if name == shim.REAL}
+
+            def run(words: Sequence[str], cwd: Path) -> process.Finished:
+                return process.run(
+                    *wrap([str(tools.nvcc), *words], cwd),
+                    environment,
+                    tick=lambda: None,
+                    on_output=lambda text: self.on_event({"type": "output", "text": text}),
+                    cancelled=self.cancelled,
+                )
+
+            yield run
 
     # ------------------------------------------------------------ the run
 

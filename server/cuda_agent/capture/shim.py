@@ -91,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     # A build must not fail because it could not be written down; the person is told, and flags will be the defaults.
     try:
         if os.environ.get(BUILDS):
-            build.record(Path(os.environ[BUILDS]), argv, Path.cwd())
+            builds = Path(os.environ[BUILDS])
+            build.record(builds, argv, Path.cwd())
+            build.record_command(builds.with_name(build.COMMANDS), argv, Path.cwd())
         if os.environ.get(GLOBALS):
             sources = [item.file for item in build.parse_command(argv, Path.cwd())]
             record_variables(Path(os.environ[GLOBALS]), sources)

@@ -21,6 +21,7 @@ from cuda_agent.toolchain import options
 
 DEFAULT_FLAGS = ("-std=c++17", "-O3")
 RECORD = Path(".cuda-agent") / "builds.jsonl"
+COMMANDS = "commands.jsonl"  # beside it: every nvcc command line, also those that only link
 _WRAPPERS = frozenset({"ccache", "sccache", "distcc", "env", "time", "nice"})
 _KNOWN = options.VALUED | options.DROPPED | options.PLAIN | frozenset(options.ALIASES.values())
 
@@ -346,6 +347,29 @@ def _from_record(record: Path, file: Path) -> Build | None:
 
 def _same(a: Path, b: Path) -> bool:
     return _normal(a) == _normal(b) or (a.name == b.name and os.path.realpath(a) == os.path.realpath(b))
+
+
+def record_command(path: Path, argv: Sequence[str], cwd: Path) -> None:
+    """Append one nvcc command line to `path` (commands.jsonl). Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"directory": str(cwd), "arguments": list(argv[1:])}) + "\n"
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())
+
+
+def recorded_commands(path: Path) -> list[tuple[Path, list[str]]]:
+    """(folder, words after the compiler's name) of every command of a commands.jsonl, each once, in the order of their
+    last use; a torn line is passed over. Raises OSError."""
+    found: dict[tuple[str, ...], None] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+            key = (str(entry["directory"]), *(str(word) for word in entry["arguments"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+        found.pop(key, None)
+        found[key] = None
+    return [(Path(folder), words) for folder, *words in found]
 
 
 def record(path: Path, argv: Sequence[str], cwd: Path) -> int:

@@ -326,6 +326,52 @@ def test_a_command_that_builds_nothing(device: Device, tmp_path: Path, scratch: 
     assert "(true) does not compile scale.cu" in result.detail
 
 
+@emulated
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_program_that_was_built_before(
+    device: Device, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, mounted: bool
+) -> None:
+    """The recorded command is the built program: it is built again with the compiler commands that a capture of the
+    build recorded, two objects and a link."""
+    if mounted and not sandbox.available():
+        pytest.skip("bubblewrap does not work here")
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    file = project / "src" / "scale.cu"
+    file.write_text(SCALE)
+    (project / "src" / "other.cu").write_text("int other() { return 1; }\n")
+    (project / "Makefile").write_text(
+        "run: main\n\t-./main\nmain: src/scale.o src/other.o\n\tnvcc $^ -o main\n"
+        "src/%.o: src/%.cu\n\tcd src && nvcc -O2 -c $*.cu -o $*.o\n"
+    )
+    room.capture(["make", "run"], project, CaptureOptions(device="emulator", stop=False))
+    work = bundle.find(file)
+    assert work is not None
+    (project / "main").write_bytes(b"\x7fELF built for a GPU")
+    (project / "other").write_text("#!/bin/sh\n")
+    (project / "other").chmod(0o755)
+    before = files(project)
+    if not mounted:
+        monkeypatch.setattr(sandbox, "available", lambda: False)
+    build = find_build(file)
+    asked = [
+        ("./main", changed(SCALE, ("2.0f * x[i]", "x[i] + x[i]")), ""),
+        ("./other", SCALE, "no capture saw nvcc build and link that program"),
+    ]
+    if not mounted:
+        asked = [
+            ("./main", changed(SCALE, ("h[7], n", "h[7], n + 1")), "instead of “y[7] = -27.0 of 100”"),
+            ("./main", changed(SCALE, ("return 3;", "return three;")), "does not build with the edit"),
+        ]
+    for command, new, says in asked:
+        judged = replace(work, command=(command,))
+        result = InProgram().check(Case(device, build, judged, SCALE, candidate("scale", SCALE, new), options=OPTIONS))
+        assert says in result.detail, result.detail
+        assert result.status == ("not-run" if command == "./other" else "fail" if says else "pass"), result.detail
+    assert files(project) == before
+
+
 def test_what_is_not_run(device: Device, tmp_path: Path) -> None:
     file = tmp_path / "scale.cu"
     file.write_text(SCALE)

@@ -23,13 +23,15 @@ TOO_MUCH = 100  # two runs of the original this many times the rule apart say no
 
 class InProgram:
     """The recorded launches are not the program: a launch site may be edited wrongly, another kernel may live from
-    what this one leaves. So the project is copied, rebuilt with the edit and run with the recorded command, twice as
-    it was and once edited. Exit code, output and every launch that a capture would record must be the same. In the
-    output, numbers that vary between the two runs of the original and numbers that are times are left out; where
-    results differ within the numeric rule, printed fractions may differ as much, and the verdict says so. A launch's
-    buffers are compared under the numeric rule, where the two runs of the original wrote them. It runs the whole
-    program three times and more, so it is asked for with --in-program. Files that the program writes are not
-    compared, and text from a model is not built: that needs a sandbox around the whole build."""
+    what this one leaves. So the project is copied, rebuilt with the edit and run with the recorded command,
+    twice as it was and once edited; a command that is the built program itself is preceded by the compiler
+    commands that captures in its folder recorded. Exit code, output and every launch that a capture would
+    record must be the same. In the output, numbers that vary between the two runs of the original and numbers
+    that are times are left out; where results differ within the numeric rule, printed fractions may differ as
+    much, and the verdict says so. A launch's buffers are compared under the numeric rule, where the two runs of
+    the original wrote them. It runs the whole program three times and more, so it is asked for with
+    --in-program. Files that the program writes are not compared, and text from a model is not built: that needs
+    a sandbox around the whole build."""
 
     id: ClassVar[str] = "G13"
     name: ClassVar[str] = "in the program"
