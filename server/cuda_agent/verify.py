@@ -98,7 +98,7 @@ def verify(
                 build,
                 workload,
                 old,
-                candidate,
+                replace(candidate, launch=LaunchMap(seen=True)),  # its shapes are yet to be seen
                 module=before,
                 options=replace(request.options, program_timeout_s=request.timeout_s),
                 cancelled=cancelled,
@@ -139,7 +139,7 @@ def _launches(
     try:
         case.device.compile(case.build, after.document.text)
     except CompileError:
-        return LaunchMap()  # G1 rejects it with the compiler's words
+        return LaunchMap(seen=True)  # G1 rejects it with the compiler's words
     ours = [Shape(x.grid, x.block, x.shared) for x in case.workload.launches]
     name = case.kernel.name
     if request.args or not _by_command(case):

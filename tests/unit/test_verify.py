@@ -114,6 +114,13 @@ def test_a_launch_that_is_wrong_for_the_captured_size(device: Device, project: P
     assert gate(made, "G3").status == "fail"
 
 
+def test_a_launch_of_what_does_not_compile(device: Device, project: Path, tmp_path: Path) -> None:
+    made = asked(device, project, tmp_path, ("(n + 31) / 32, 32", "(n + 63) / 64, 64"), ("2.0f * x[i]", "2.0f * z[i]"))
+    assert made.verdict.status == "rejected"
+    assert gate(made, "G0").status == "pass"
+    assert gate(made, "G1").status == "fail"
+
+
 def test_a_grid_that_is_empty(device: Device, project: Path, tmp_path: Path) -> None:
     with pytest.raises(NoInputs, match="launched scale 0 times, the original's 1 times"):
         asked(device, project, tmp_path, ("(n + 31) / 32, 32", "n / 128, 128"))
