@@ -2,8 +2,8 @@
 real one writes it. What it finds is what kernels of host_worker.py put, a JSON line a record, into the file that
 FAKE_FINDINGS names.
 
-FAKE_MODE: `blind` finds nothing; `mute` writes no summary; `slow` takes a minute to begin; `last-words` writes its log
-two seconds after the worker's end.
+FAKE_MODE: `blind` finds nothing; `troubled` could not instrument the launch; `mute` writes no summary; `slow` takes a
+minute to begin; `last-words` writes its log two seconds after the worker's end.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     entries = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
     records = [] if mode == "blind" else [entry["record"] for entry in entries if entry["tool"] == tool]
     lines = ["COMPUTE-SANITIZER", *(line for record in records for line in (*record.splitlines(), ""))]
+    if mode == "troubled":
+        lines.append("Internal Sanitizer Error: The Sanitizer encountered an error while launching the kernel: 2")
     if mode != "mute":
         summary = f"RACECHECK SUMMARY: {len(records)} hazards displayed ({len(records)} errors, 0 warnings)"
         lines.append(summary if tool == "racecheck" else f"ERROR SUMMARY: {len(records)} errors")

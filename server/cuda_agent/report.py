@@ -205,6 +205,7 @@ def bench_table(result: Mapping[str, Any]) -> None:
 def doctor() -> dict[str, Any]:
     """What is here: one row a thing, `ok`, what was found, and what to do when it is not."""
     from cuda_agent import device
+    from cuda_agent.device import sanitizer
 
     rows: list[dict[str, Any]] = [
         {
@@ -230,6 +231,12 @@ def doctor() -> dict[str, Any]:
         )
     except ToolMissing as error:
         rows.append({"thing": "nvcc (facts, GPU)", "ok": False, "found": "", "todo": str(error)})
+    checker = {"thing": "compute-sanitizer (G7 on a GPU)", "ok": True, "found": "", "todo": ""}
+    try:
+        found_checker = sanitizer.find()
+        rows.append({**checker, "found": f"{found_checker.version} at {found_checker.path}"})
+    except ToolMissing as error:
+        rows.append({**checker, "ok": False, "todo": str(error)})
     rows.append(
         {
             "thing": "sandbox (bubblewrap)",

@@ -162,6 +162,8 @@ def check(
     report = parse(text)
     if not why:
         why = next((str(result["error"]) for result in results if not result["ok"]), "")
+    if not why:
+        why = next((note for note in report.notes if _TROUBLE.search(note)), "")
     if not why and not report.ended:
         why = f"it ended without a summary{': ' + '; '.join(report.notes) if report.notes else ''}"
     elif why and report.notes:
@@ -219,6 +221,11 @@ class Report:
 
 
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY:")
+# The tool's own troubles (a launch that it could not instrument, tables that are full): its silence means nothing then.
+_TROUBLE = re.compile(
+    r"^(?!Program hit).*(?:internal|not supported|unsupported|out of memory|unable to|failed to|could not|overflow)",
+    re.I,
+)
 _IGNORED = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY:")
 _CONTINUED = re.compile(
     r"(?:at|by|and|Address|Access|Current Value|Device Frame|Host Frame|Saved host|(?:Write|Read) Thread)\b"

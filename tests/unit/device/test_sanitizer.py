@@ -167,6 +167,7 @@ def test_a_finding_is_kept_when_the_worker_dies(
         ("segfault", "", "SIGSEGV"),
         ("no_such_kernel", "", "the binary has no kernel no_such_kernel"),
         ("double", "mute", "it ended without a summary"),
+        ("double", "troubled", "Internal Sanitizer Error"),
     ],
 )
 def test_silence_that_means_nothing(
