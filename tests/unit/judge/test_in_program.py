@@ -20,7 +20,8 @@ from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, WorkloadError
 from cuda_agent.judge import JudgeOptions, printed
 from cuda_agent.judge.case import Case
-from cuda_agent.judge.gates.g13_in_program import InProgram
+from cuda_agent.judge.gates.g13_in_program import InProgram, closeness
+from cuda_agent.judge.numeric import Compared
 from cuda_agent.judge.program import Program
 from cuda_agent.model import Build, Candidate, GateResult, LaunchMap, Verdict, Workload
 from cuda_agent.source import edits
@@ -433,6 +434,16 @@ def test_rounding_is_counted() -> None:
     assert printed.compare(template, ["sum 1.000002, 7 rows"], close) == ("", 1)
     assert printed.compare(template, ["sum 1.1, 7 rows"], close)[0]
     assert printed.compare(template, ["sum 1.000001, 8 rows"], lambda a, b: True)[0]
+
+
+def test_a_printed_error_may_change_whole() -> None:
+    """A program that prints its largest relative error: sums in another order print another one."""
+    template = printed.learn(["largest relative error 2.68e-06"], ["largest relative error 2.68e-06"])
+    row = Compared(0, "out", "reassociated", True, 1e-7, {"dtype": "f32"})
+    assert printed.compare(template, ["largest relative error 3.33e-07"], closeness([row])) == ("", 1)
+    assert printed.compare(template, ["largest relative error 3.33e-04"], closeness([row]))[0]
+    equal = replace(row, klass="bit-exact")
+    assert printed.compare(template, ["largest relative error 3.33e-07"], closeness([equal]))[0]
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", "a\nb"), ("1 2", "1"), ("PASS 1", "FAIL 1")])

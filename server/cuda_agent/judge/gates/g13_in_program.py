@@ -78,7 +78,7 @@ def _check(gate: Gate, case: Case, program: Program) -> GateResult:
     rows = _launches(case, first, second, edited)
     if bad := next((row for row in rows if not row.within), None):
         wrong.append(f"launch {bad.launch + 1} of {case.kernel.name} in it: {bad.sentence()}")
-    line, rounded = printed.compare(template, edited.lines, _closeness(rows))
+    line, rounded = printed.compare(template, edited.lines, closeness(rows))
     wrong += [line] if line else []
     data: dict[str, Any] = {
         "exit_code": edited.exit_code,
@@ -124,14 +124,16 @@ def _some(count: int, noun: str, plural: str = "s") -> str:
     return f"{count:,} {noun}{plural if count != 1 else ''}"
 
 
-def _closeness(rows: Sequence[numeric.Compared]) -> printed.Close:
-    """What printed fractions may differ by: as much as the buffers they come from may, where these differ at all."""
+def closeness(rows: Sequence[numeric.Compared]) -> printed.Close:
+    """What printed fractions may differ by: as much as the buffers they come from may, where these differ at all. A
+    number below one counts as one: the error that a program prints of its own results is a difference of two of them,
+    so rounding changes all of it."""
     differing = [row for row in rows if row.klass != "bit-exact"]
     absolute = max((row.allowed for row in differing), default=0.0)
     relative = max((numeric.RULE.get(str(row.result["dtype"]), 0.0) for row in differing), default=0.0)
 
     def close(a: float, b: float) -> bool:
-        return bool(differing) and abs(a - b) <= max(absolute, relative * max(abs(a), abs(b)))
+        return bool(differing) and abs(a - b) <= max(absolute, relative * max(abs(a), abs(b), 1.0))
 
     return close
 
