@@ -110,6 +110,10 @@ class Clock(Protocol):
     def sample(self, launches: Sequence[Prepared]) -> Sample:
         """Run the launches back to back; microseconds for one of them, and the SM clock beside it."""
 
+    def limits(self) -> Sequence[str]:
+        """Why the clocks are held down at this moment: "thermal", "power brake", "power cap" …; empty when nothing
+        does, or where it is not known."""
+
     def synchronize(self) -> None: ...
 
 
@@ -117,3 +121,4 @@ class Clock(Protocol):
 class Sample:
     us: float  # one launch
     clock_mhz: float | None
+    late: bool = False  # the GPU reached the timed window before the host had queued all of it

@@ -1,7 +1,9 @@
 """Time on the GPU: events around launches that are already queued, a cold L2, and the SM clock beside every sample.
 
 Queue of one sample:  spin (holds the GPU while the host queues the rest; measures the clock) | event | launches |
-event | spin. Without the first spin a short kernel would be timed at the rate at which the host launches.
+event | spin. Without the first spin a short kernel would be timed at the rate at which the host launches. When the
+first event has already happened by the time that everything is queued, the spin was too short for this host: the
+sample is marked late, and later spins are twice as long.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cuda_agent.device import driver
+from cuda_agent.device import driver, nvml
 from cuda_agent.device.backend import Configuration, Prepared, Sample
 from cuda_agent.device.cuda import CudaLaunch, CudaModule, guarded
 
@@ -42,6 +44,8 @@ extern "C" __global__ void read_all(const uint4 *data, unsigned long long count,
 LEAD_US = 25.0  # for the host to queue two events and a launch
 LEAD_PER_LAUNCH_US = 8.0
 AFTER_US = 20.0  # a clock reading over 20 us is good to 0.2 % at a 32 ns tick
+MAX_LEAD = 64  # times as long as that: a host that needs more will not do
+NOT_READY = 600
 NOT_SUPPORTED = 801
 
 
@@ -65,7 +69,11 @@ class CudaClock:
         self._stream = ctypes.c_void_p(backend.stream)
         self._flush_bytes = max(2 * backend.info.l2_bytes, 32 << 20)
         self._flush: tuple[Any, Any] | None = None
+        self._lead = 1
         self._helpers: Any = self._compile()
+        self._nvml = nvml.Gpu(backend.info.index)
+        if self._nvml.missing is not None:
+            self.notes.append(f"it is not known whether the clocks were held down: {self._nvml.missing}")
 
     def _compile(self) -> Any:
         """None, with a note, where cupy finds no NVRTC."""
@@ -107,16 +115,22 @@ class CudaClock:
 
     def sample(self, launches: Sequence[Prepared]) -> Sample:
         marks = self.backend.xp.zeros(4, dtype="uint64")
-        self._spin(LEAD_US + LEAD_PER_LAUNCH_US * len(launches), marks[:2])
+        self._spin(self._lead * (LEAD_US + LEAD_PER_LAUNCH_US * len(launches)), marks[:2])
         guarded("cuEventRecord", self._start, self._stream)
         for launch in launches:
             launch()
         guarded("cuEventRecord", self._end, self._stream)
+        late = self._helpers is not None and driver.library().cuEventQuery(self._start) != NOT_READY
+        if late:
+            self._lead = min(2 * self._lead, MAX_LEAD)
         self._spin(AFTER_US, marks[2:])
         self.backend.synchronize()
         ms = ctypes.c_float()
         guarded("cuEventElapsedTime", ctypes.byref(ms), self._start, self._end)
-        return Sample(ms.value * 1000 / len(launches), self._mhz(marks))
+        return Sample(ms.value * 1000 / len(launches), self._mhz(marks), late)
+
+    def limits(self) -> Sequence[str]:
+        return self._nvml.reasons()
 
     def _spin(self, us: float, out: Any) -> None:
         if self._helpers:

@@ -1,10 +1,14 @@
 """The `time` step: two launches, A and B, in one process on one GPU, in fair order, on fresh and cold data.
 
-A round is A B B A or B A A B, drawn from the seed. Each sample, outside the timed window: takes the next of K
-complete sets of buffers (other addresses, other lines), restores what launches write from pristine copies, sets
-globals, resets persisting lines and evicts L2. Kernels shorter than `min_us` are timed in batches, one buffer set for
-each launch of a batch, so that no launch sees data that an earlier one of the batch left. Outputs of random timed
-samples are compared with the reference run. Raw samples go back; statistics are the judge's.
+A round is A B B A or B A A B; of two rounds one is each, in an order drawn from the seed. Its four samples take two
+groups of buffer sets in the order P Q P Q, so that each side is timed once on P and once on Q, and no sample finds the
+addresses of the one before it: neither place in the round nor address can favour a side. The next round takes the
+next groups of K complete sets. Before each sample, outside the timed window, what launches write is restored from
+pristine copies, globals are set, persisting lines reset and L2 evicted. Kernels shorter than `min_us` are timed in
+batches, one buffer set for each launch of a batch, so that no launch sees data that an earlier one of the batch left.
+Outputs of random timed samples are compared with the reference run. A sample that the host queued too late, and the
+first one after a comparison (the GPU stood idle meanwhile), is taken again. Raw samples go back; statistics are the
+judge's.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_agent.device import compare as numeric
-from cuda_agent.device.backend import Clock, OutOfMemory, Prepared
+from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, Sample
 from cuda_agent.device.jobs import StepFailed
 
 ALIGN = 256
@@ -27,6 +32,7 @@ MAX_BATCH = 128
 CHECK_SHARE = 0.25  # of rounds have one sample's output compared
 WARM_SAMPLES = 7
 MIN_ROUNDS = 3
+TRIES = 4  # at one sample that the host queues too late
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class Timer:
         self.checks: list[dict[str, Any]] = []
         self.check = step.get("check")
         self.checking = 0.0  # seconds spent on comparing outputs: not charged to the budget
+        self.idle = False  # the GPU stood idle since the last sample
 
     # ------------------------------------------------------------ whole
 
@@ -68,19 +75,21 @@ class Timer:
         sets = self._make_sets(a, b)
         self._find_written(a, b)
         batch = self._batch(a, b, sets)
-        samples, order, rounds = self._rounds(a, b, batch, sets)
+        samples, order, limits = self._rounds(a, b, batch, sets)
         warm = self._warm(a, b, batch)
         self.interpreter.at(None)
         return {
             "samples": samples,
             "order": order,
-            "rounds": rounds,
+            "rounds": len(order),
             "batch": batch,
             "sets": sets,
             "working_set": self._bytes(a.step),
             "cold": self.cold,
             "checked": self._checked(),
             "warm": warm,
+            "late": sum(bool(sample.get("late")) for sample in samples),
+            "limits": limits,
             "seconds": self.now() - began,
             "notes": list(getattr(self.clock, "notes", [])),
         }
@@ -175,56 +184,91 @@ class Timer:
         """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. The
         estimate is made on a few launches in a row, because a single one carries the cost of the window itself."""
         few = [i % sets for i in range(min(4, sets))]
-        quick = min(self._sample(side, few)[0] for _ in range(3) for side in (a, b))
+        quick = min(self._sample(side, few).us for _ in range(3) for side in (a, b))
         return max(1, min(MAX_BATCH, sets, math.ceil(self.min_us / max(quick, 0.5))))
 
-    def _sample(self, side: Side, numbers: Sequence[int], cold: bool | None = None) -> tuple[float, float | None]:
-        self._restore(side, numbers)
-        if self.cold if cold is None else cold:
-            self.clock.flush()
-        self._at(side)
-        sample = self.clock.sample([side.launches[n] for n in numbers])
-        return sample.us, sample.clock_mhz
+    def _sample(self, side: Side, numbers: Sequence[int]) -> Sample:
+        for _ in range(TRIES):
+            self._restore(side, numbers)
+            if self.cold:
+                self.clock.flush()
+            self._at(side)
+            sample = self.clock.sample([side.launches[n] for n in numbers])
+            if not sample.late:
+                break
+        return sample
 
-    def _rounds(self, a: Side, b: Side, batch: int, sets: int) -> tuple[list[dict[str, Any]], list[str], int]:
+    def _rounds(
+        self, a: Side, b: Side, batch: int, sets: int
+    ) -> tuple[list[dict[str, Any]], list[str], dict[str, int]]:
+        """Samples in the order they were taken, the pattern of every round, and why the clocks were held down in how
+        many rounds."""
         samples: list[dict[str, Any]] = []
         order: list[str] = []
+        limits: Counter[str] = Counter()
         wanted, budget = int(self.step.get("rounds", 25)), self.step.get("budget_s")
         cursor = self.random.randrange(sets)
-        done = 0
+        self._round(a, b, "abba", self._groups(cursor, batch, sets), None)  # clocks and caches settle: not kept
         started, self.checking = self.now(), 0.0
-        while done < wanted:
-            pattern = self.random.choice(("abba", "baab"))
-            check = self.random.randrange(4) if done == 0 or self.random.random() < CHECK_SHARE else None
-            for place, name in enumerate(pattern):
-                side = a if name == "a" else b
-                numbers = [(cursor + i) % sets for i in range(batch)]
-                cursor = (cursor + batch) % sets
-                us, mhz = self._sample(side, numbers)
+        while len(order) < wanted:
+            if len(order) % 2 == 0:
+                patterns = self.random.sample(("abba", "baab"), 2)
+            pattern = patterns[len(order) % 2]
+            check = self.random.randrange(4) if not order or self.random.random() < CHECK_SHARE else None
+            groups = self._groups(cursor, batch, sets)
+            cursor = (cursor + 2 * batch) % sets
+            for place, sample in enumerate(self._round(a, b, pattern, groups, check, 4 * len(order))):
+                mhz = sample.clock_mhz
                 samples.append(
                     {
-                        "side": name,
-                        "us": us,
+                        "side": pattern[place],
+                        "us": sample.us,
                         "clock_mhz": mhz,
-                        "cycles": None if mhz is None else us * mhz,
+                        "cycles": None if mhz is None else sample.us * mhz,
                         "batch": batch,
-                        "round": done,
+                        "round": len(order),
+                        "set": groups[place][0],
+                        **({"late": True} if sample.late else {}),
                     }
                 )
-                if place == check:
-                    self._check(side, self.random.choice(numbers), len(samples) - 1)
             order.append(pattern)
-            done += 1
+            limits.update(self.clock.limits())
             if (
                 budget is not None
-                and done >= min(MIN_ROUNDS, wanted)
+                and len(order) >= min(MIN_ROUNDS, wanted)
                 and self.now() - started - self.checking >= float(budget)
             ):
                 break
         for side in (a, b):  # both sides at least once, whatever was drawn
             self._sample(side, [0])
             self._check(side, 0, len(samples))
-        return samples, order, done
+        return samples, order, dict(limits)
+
+    @staticmethod
+    def _groups(cursor: int, batch: int, sets: int) -> list[list[int]]:
+        """P Q P Q: the sets of a round's four samples. P and Q are disjoint where there are enough sets."""
+        p, q = ([(cursor + start + i) % sets for i in range(batch)] for start in (0, batch))
+        return [p, q, p, q]
+
+    def _round(
+        self,
+        a: Side,
+        b: Side,
+        pattern: str,
+        groups: Sequence[Sequence[int]],
+        check: int | None,
+        first: int = 0,
+    ) -> list[Sample]:
+        taken: list[Sample] = []
+        for place, name in enumerate(pattern):
+            side = a if name == "a" else b
+            if self.idle:
+                self._sample(side, groups[place])
+                self.idle = False
+            taken.append(self._sample(side, groups[place]))
+            if place == check:
+                self._check(side, self.random.choice(groups[place]), first + place)
+        return taken
 
     def _warm(self, a: Side, b: Side, batch: int) -> dict[str, float]:
         """Median microseconds when the same buffers were just used: no flush, and an untimed pass before each sample.
@@ -264,6 +308,7 @@ class Timer:
             )
             self.checks.append({"side": side.name, "iteration": iteration, "set": number, "buffer": i, **found})
         self.checking += self.now() - began
+        self.idle = True
 
     def _checked(self) -> dict[str, Any] | None:
         """`equal`: every compared output was bit-equal; `within`: all inside the tolerance (the same, without one)."""

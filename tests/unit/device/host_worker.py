@@ -57,6 +57,9 @@ class HostClock:
 
     def synchronize(self) -> None: ...
 
+    def limits(self) -> Sequence[str]:
+        return ()
+
     def sample(self, launches: Sequence[Any]) -> Sample:
         spent = sum(launch() or 0.0 for launch in launches)
         return Sample(spent / len(launches), 1500.0)
