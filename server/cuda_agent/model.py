@@ -314,6 +314,7 @@ class Timing:
     cycles_ratio: float | None = None
     samples: int = 0
     per_launch: tuple[tuple[str, float, float, float], ...] = ()  # (shape, ratio, lo, hi)
+    cycles_ci: tuple[float, float] | None = None  # 95 % bootstrap interval of the ratio in SM cycles
 
 
 EvidenceLevel = Literal["none", "emulated", "replayed", "in-program"]

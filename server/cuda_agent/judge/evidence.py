@@ -69,6 +69,7 @@ def from_json(data: Mapping[str, Any]) -> Verdict:
             **{
                 **timing,
                 "ci": tuple(timing["ci"]),
+                "cycles_ci": tuple(timing["cycles_ci"]) if timing.get("cycles_ci") else None,
                 "per_launch": tuple((s["shape"], s["ratio"], *s["ci"]) for s in timing["per_launch"]),
             }
         )
@@ -96,6 +97,7 @@ def _timing_json(timing: Timing | None) -> Json | None:
         return None
     data = asdict(timing)
     data["ci"] = list(timing.ci)
+    data["cycles_ci"] = list(timing.cycles_ci) if timing.cycles_ci else None
     data["per_launch"] = [
         {"shape": shape, "ratio": ratio, "ci": [low, high]} for shape, ratio, low, high in timing.per_launch
     ]
@@ -240,11 +242,16 @@ def _gates_table(gates: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
     for gate in gates:
         style = "yellow" if gate["undecided"] else _STYLE[gate["status"]]
         table.add_row(
-            gate["id"], gate["name"], Text(_MARK[gate["status"]], style=style), Text(gate["detail"], style=style)
+            gate["id"],
+            gate["name"],
+            Text(_MARK[gate["status"]], style=style),
+            Text(f"{gate['seconds']:.1f} s" if gate["seconds"] >= 0.05 else "", style="dim"),
+            Text(gate["detail"], style=style),
         )
     return table
 

@@ -1,4 +1,5 @@
-"""Time original and candidate on every timed launch, and the original against itself for the noise floor.
+"""Time original and candidate on every timed launch, and the original against itself for the noise floor (a search
+takes the day's floor instead, once it is known).
 
 Both are loaded in one worker; the worker draws the order, restores and cools the buffers, and compares the outputs of
 random timed samples with the original's (`device/timing.py`). What the numbers mean is decided here and in
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import statistics as middle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..device import jobs
 from ..errors import DeadlineExceeded, DeviceError, WorkerDied
 from ..model import Timing
+from . import floor as floors
 from . import numeric, statistics
 from .baseline import mask, need, poison_of
 from .case import ORIGINAL
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from .case import Case
 
 FLOOR_ROUNDS = 20
+CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,13 @@ class LaunchTime:
     timing: Timing
     raw: Mapping[str, Any]  # the `time` step's result without its samples
     clock_mhz: tuple[float, float] | None  # median SM clock during A's and B's samples
+    unsteady: int = 0  # rounds during which the SM clock changed
+    floors: Mapping[str, float] = field(default_factory=dict)  # "own": this kernel's A/A run, "day", "day_runs"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Why the clocks were held down, and in how many rounds."""
+        return dict(self.raw.get("limits") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +84,43 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
     # Long kernels still need enough rounds for an interval: five of four samples, and the candidate may be slower.
     budget = max(options.timing_budget_s, 60 * base.seconds)
     common: dict[str, Any] = {"min_us": options.min_us, "cold": True, "budget_s": budget}
+    floor = _day(case, index) if options.floor_of_day else {}
     steps = [
         *case.load_steps(),
         case.original_launch("o", index, poison=poison),
         jobs.changed_step("o", "changed"),
         jobs.unpoisoned_step("o", "written"),
-        jobs.time_step(a, a, rounds=min(FLOOR_ROUNDS, options.rounds), seed=seed + 7919, **common),
         jobs.time_step(a, b, rounds=options.rounds, seed=seed, check=_check(case, index), **common),
     ]
+    if not floor:
+        itself = jobs.time_step(a, a, rounds=min(FLOOR_ROUNDS, options.rounds), seed=seed + 7919, **common)
+        steps.insert(-1, itself)
     tag = f"timing {case.launch_name(index)}"
     results = case.run(steps, deadline_s=options.deadline_s + 4 * budget, tag=tag, candidate=True)
-    *_, itself, raw = need(results, f"{tag} failed")
+    *_, before, raw = need(results, f"{tag} failed")
     try:
-        floor = statistics.noise_floor(itself["samples"], seed)
+        if not floor:
+            own = statistics.noise_floor(before["samples"], seed)
+            floors.remember(case.device.info, 1e6 * base.seconds, own)
+            floor = {"own": own, **_day(case, index)}
         timing = statistics.compare(
-            raw["samples"], device=case.device.info.name, noise_floor=floor, seed=seed, warm=raw.get("warm")
+            raw["samples"],
+            device=case.device.info.name,
+            noise_floor=max(floor.get("own", 0.0), floor.get("day", 0.0)),
+            seed=seed,
+            warm=raw.get("warm"),
         )
     except ValueError as error:
         raise DeviceError(f"{tag}: {error}; give it more time (timing budget) or a smaller launch") from error
     rest = {key: value for key, value in raw.items() if key not in ("samples", "order", "ok")}
-    return LaunchTime(index, case.launch_name(index), timing, rest, _clocks(raw["samples"]))
+    clocks, unsteady = _clocks(raw["samples"]), _unsteady(raw["samples"])
+    return LaunchTime(index, case.launch_name(index), timing, rest, clocks, unsteady, floor)
+
+
+def _day(case: Case, index: int) -> dict[str, float]:
+    """Today's floor on this GPU for launches about as long, by the worker's clock: it is known before any timing."""
+    known = floors.of_day(case.device.info, 1e6 * case.baseline(index).seconds)
+    return {"day": known[0], "day_runs": known[1]} if known is not None else {}
 
 
 def _check(case: Case, index: int) -> dict[str, Any]:
@@ -115,3 +142,12 @@ def _clocks(samples: list[dict[str, Any]]) -> tuple[float, float] | None:
     if not sides["a"] or not sides["b"]:
         return None
     return middle.median(sides["a"]), middle.median(sides["b"])
+
+
+def _unsteady(samples: list[dict[str, Any]]) -> int:
+    """Rounds whose samples were not all at one SM clock: the GPU was throttled, or woke up."""
+    rounds: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.get("clock_mhz"):
+            rounds.setdefault(sample["round"], []).append(sample["clock_mhz"])
+    return sum(max(clocks) > min(clocks) * (1 + CLOCK) for clocks in rounds.values())

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from cuda_agent import cache
 from cuda_agent.device.client import Device
 from cuda_agent.device.transports import PipeTransport, ProcessChannel
 from cuda_agent.errors import CompileError
+from cuda_agent.judge import floor
 from cuda_agent.model import Arg, Binary, Buffer, Build, Candidate, Facts, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore
@@ -59,6 +61,15 @@ class HostDevice(Device):
             for name in re.findall(r"def (_Z\w+)", machine[1])
         }
         return Binary("host", code, digest, facts, "nvcc", build.flags, "host 1.0")  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def floors_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other tests and earlier days found must not raise the noise floor."""
+    kept = cache.Cache(tmp_path / "floors")
+    monkeypatch.setattr(floor, "store", lambda: kept)
+    yield
+    kept.close()
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,7 @@ SCHEMA: dict[str, Any] = {
             "noise_floor": NUMBER,
             "warm_ratio": (*NUMBER, NONE),
             "cycles_ratio": (*NUMBER, NONE),
+            "cycles_ci": (NONE, [NUMBER]),
             "samples": int,
             "per_launch": [{"shape": str, "ratio": NUMBER, "ci": [NUMBER]}],
         },

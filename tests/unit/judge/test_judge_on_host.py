@@ -358,10 +358,20 @@ def test_a_buffer_read_in_part_counts_in_part(device: Device, tmp_path: Path) ->
 
 
 def times(**changes: Any) -> LaunchTime:
+    cycles = changes.pop("cycles", 2.0)
     timing = Timing(
-        2.0, (1.99, 2.01), 100, 50, "x", "FASTER", 0.0, None, changes.pop("cycles", 2.0), changes.pop("samples", 80)
+        2.0,
+        (1.99, 2.01),
+        100,
+        50,
+        "x",
+        "FASTER",
+        cycles_ratio=cycles,
+        cycles_ci=cycles and (cycles - 0.01, cycles + 0.01),
+        samples=changes.pop("samples", 80),
     )
-    return LaunchTime(0, "<<<1, 1>>>", timing, {}, changes.pop("clocks", (1980.0, 1975.0)))
+    raw = {"limits": changes.pop("limits", {})}
+    return LaunchTime(0, "<<<1, 1>>>", timing, raw, changes.pop("clocks", (1980.0, 1975.0)), **changes)
 
 
 @pytest.mark.parametrize(
@@ -369,9 +379,14 @@ def times(**changes: Any) -> LaunchTime:
     [
         (times(), None),
         (times(clocks=None, cycles=None), None),
-        (times(clocks=(1980.0, 1700.0)), "SM clock"),
-        (times(cycles=1.7), "in cycles"),
+        (times(clocks=(1980.0, 1700.0)), "SM clock was 1980 MHz for the original and 1700"),
+        (times(cycles=1.7), "2.000× in time but 1.700× in cycles"),
         (times(samples=16), "only 4 rounds"),
+        (times(limits={"power cap": 20}), None),
+        (times(limits={"thermal": 2}), None),
+        (times(limits={"power cap": 20, "thermal": 3}), "slowed down (thermal) in 3 of 20 rounds"),
+        (times(unsteady=10), None),
+        (times(unsteady=11), "the SM clock changed during 11 of 20 rounds"),
     ],
 )
 def test_what_is_unfair(launch: LaunchTime, word: str | None) -> None:

@@ -9,17 +9,20 @@ from ...model import GateResult
 from ..case import Case
 from ..gate import Needs, not_run, passed
 from ..statistics import MINIMUM_ROUNDS
-from ..timing import LaunchTime, measure
+from ..timing import CLOCK, LaunchTime, measure
 
-CLOCK = 0.02  # relative difference of the median SM clocks that is still the same clock
+THROTTLED = 0.1  # of the rounds: fewer are outliers, and the statistics' business
+HOT = frozenset(("thermal", "hardware thermal", "hardware slowdown", "power brake"))
 
 
 class TimingIsFair:
     """Original and candidate are timed in one process on one GPU, in rounds A B B A or B A A B drawn at random; the
-    interval is a 95 % bootstrap over rounds (`statistics.py`). The SM clock is sampled beside every sample: the two
-    sides' median clocks must agree within 2 %, and the ratio in cycles must agree with the ratio in time. A
-    measurement that is not fair is made once more, then nothing is claimed. Memory clocks and other users of the GPU
-    are not seen, except as noise."""
+    interval is a 95 % bootstrap over rounds (`statistics.py`). The SM clock is sampled on the GPU beside every sample
+    (globaltimer and clock64 in a tiny kernel): the two sides' median clocks must agree within 2 %, in at least half of
+    the rounds the clock must stand still, and the intervals in time and in cycles must meet. NVML is asked after every
+    round what holds the clocks down: heat or a power brake in more than a tenth of the rounds is not fair, the power
+    cap is named. A measurement that is not fair is made once more, then nothing is claimed. Memory clocks and other
+    users of the GPU are not seen, except as noise."""
 
     id: ClassVar[str] = "G9"
     name: ClassVar[str] = "timing is fair"
@@ -42,25 +45,36 @@ class TimingIsFair:
                 self, f"{rounds} rounds in random order; this device gives no SM clock, so cycles were not compared"
             )
         a, b = clocks[0]
+        held = sorted({why for launch in case.times.launches for why in launch.limits})
+        words = f", clocks held down by {' and '.join(held)}" if held else ""
         return passed(
-            self, f"{rounds} rounds in random order, SM clock {a:.0f} and {b:.0f} MHz, cycles agree", rounds=rounds
+            self,
+            f"{rounds} rounds in random order, SM clock {a:.0f} and {b:.0f} MHz, cycles agree{words}",
+            rounds=rounds,
+            unsteady=[launch.unsteady for launch in case.times.launches],
+            limits=[launch.limits for launch in case.times.launches],
         )
 
 
 def unfair(launches: tuple[LaunchTime, ...]) -> str | None:
     """What was not the same for both sides, in words; None when the measurement is fair."""
     for launch in launches:
-        timing = launch.timing
-        if timing.samples // 4 < MINIMUM_ROUNDS:
-            return f"{launch.shape}: only {timing.samples // 4} rounds"
+        timing, where = launch.timing, launch.shape
+        rounds = timing.samples // 4
+        if rounds < MINIMUM_ROUNDS:
+            return f"{where}: only {rounds} rounds"
+        hot = {why: count for why, count in launch.limits.items() if why in HOT and count > THROTTLED * rounds}
+        if hot:
+            why, count = max(hot.items(), key=lambda item: item[1])
+            return f"{where}: the GPU was slowed down ({why}) in {count} of {rounds} rounds"
+        if launch.unsteady > rounds / 2:
+            return f"{where}: the SM clock changed during {launch.unsteady} of {rounds} rounds"
         if launch.clock_mhz is not None:
             a, b = launch.clock_mhz
             if abs(math.log(a / b)) > CLOCK:
-                return (
-                    f"{launch.shape}: the SM clock was {a:.0f} MHz for the original and {b:.0f} MHz for the candidate"
-                )
-        if timing.cycles_ratio is not None:
-            room = max(CLOCK, math.log(timing.ci[1] / timing.ci[0]))
-            if abs(math.log(timing.cycles_ratio / timing.ratio)) > room:
-                return f"{launch.shape}: {timing.ratio:.3f}× in time but {timing.cycles_ratio:.3f}× in cycles"
+                return f"{where}: the SM clock was {a:.0f} MHz for the original and {b:.0f} MHz for the candidate"
+        if timing.cycles_ratio is not None and timing.cycles_ci is not None:
+            apart = max(timing.cycles_ci[0] / timing.ci[1], timing.ci[0] / timing.cycles_ci[1])
+            if math.log(apart) > CLOCK:
+                return f"{where}: {timing.ratio:.3f}× in time but {timing.cycles_ratio:.3f}× in cycles"
     return None
