@@ -2,8 +2,8 @@
 
 A round is A B B A or B A A B; of two rounds one is each, in an order drawn from the seed. Its four samples take two
 groups of buffer sets in the order P Q P Q, so that each side is timed once on P and once on Q, and no sample finds the
-addresses of the one before it: neither place in the round nor address can favour a side. The next round takes the
-next groups of K complete sets. Before each sample, outside the timed window, what launches write is restored from
+addresses of the one before it: over two rounds neither place nor address can favour a side. The next two rounds take
+the next groups of K complete sets. Before each sample, outside the timed window, what launches write is restored from
 pristine copies, globals are set, persisting lines reset and L2 evicted. Kernels shorter than `min_us` are timed in
 batches, one buffer set for each launch of a batch, so that no launch sees data that an earlier one of the batch left.
 Outputs of random timed samples are compared with the reference run. A sample that the host queued too late, and the
@@ -213,10 +213,10 @@ class Timer:
         while len(order) < wanted:
             if len(order) % 2 == 0:
                 patterns = self.random.sample(("abba", "baab"), 2)
+                groups = self._groups(cursor, batch, sets)
+                cursor = (cursor + 2 * batch) % sets
             pattern = patterns[len(order) % 2]
             check = self.random.randrange(4) if not order or self.random.random() < CHECK_SHARE else None
-            groups = self._groups(cursor, batch, sets)
-            cursor = (cursor + 2 * batch) % sets
             for place, sample in enumerate(self._round(a, b, pattern, groups, check, 4 * len(order))):
                 mhz = sample.clock_mhz
                 samples.append(

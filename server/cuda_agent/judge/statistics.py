@@ -85,9 +85,9 @@ def bootstrap(
 def label(interval: Interval, noise_floor: float = 0.0, cycles: Interval | None = None) -> Label:
     """The word for an interval of the ratio.
 
-    FASTER needs its lower end above 1 + max(floor, 1 %), SLOWER the mirror image, SAME the whole interval between the
-    two; what straddles a border is AMBIGUOUS and claims nothing. Where there are cycles, their interval must lie on
-    the same side of 1.
+    FASTER needs its lower end above 1 + max(floor, 1 %), SLOWER the mirror image, SAME the whole interval within 1 %;
+    anything else is AMBIGUOUS and claims nothing. Where there are cycles, their interval must lie on the same side
+    of 1.
     """
     edge = 1 + max(noise_floor, MARGIN)
     low, high = interval
@@ -95,9 +95,7 @@ def label(interval: Interval, noise_floor: float = 0.0, cycles: Interval | None 
         return "FASTER" if cycles is None or cycles[0] > 1 else "AMBIGUOUS"
     if high < 1 / edge:
         return "SLOWER" if cycles is None or cycles[1] < 1 else "AMBIGUOUS"
-    if low >= 1 / edge and high <= edge:
-        return "SAME"
-    return "AMBIGUOUS"
+    return "SAME" if low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN else "AMBIGUOUS"
 
 
 def noise_floor(samples: Sequence[Mapping[str, Any]], seed: int = 0) -> float:

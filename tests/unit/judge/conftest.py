@@ -45,22 +45,25 @@ class HostTransport(PipeTransport):
         return ProcessChannel(argv, self.environment())
 
 
-class HostDevice(Device):
-    """Compiles the Python in a file's `/*machine … */` comment."""
+def assemble(build: Build, text: str) -> Binary:
+    """The Python in a file's `/*machine … */` comment as a binary. Raises CompileError."""
+    machine = re.search(r"/\*machine\n(.*?)\*/", text, re.DOTALL)
+    if machine is None or "syntax error" in text:
+        raise CompileError("it does not compile", "x.cu(3): error: expected a ;")
+    code = (PRELUDE + machine[1]).encode()
+    digest = hashlib.sha256(code).hexdigest()
+    registers = int(found[1]) if (found := re.search(r"registers=(\d+)", text)) else 32
+    shared = int(found[1]) if (found := re.search(r"shared=(\d+)", text)) else 0
+    facts = {
+        name: Facts(name, "axpy(float const*, float*, int)", "sm_90", registers, shared, 0, 0, 0, 0, digest, 10)
+        for name in re.findall(r"def (_Z\w+)", machine[1])
+    }
+    return Binary("host", code, digest, facts, "nvcc", build.flags, "host 1.0")  # type: ignore[arg-type]
 
+
+class HostDevice(Device):
     def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
-        machine = re.search(r"/\*machine\n(.*?)\*/", text, re.DOTALL)
-        if machine is None or "syntax error" in text:
-            raise CompileError("it does not compile", "x.cu(3): error: expected a ;")
-        code = (PRELUDE + machine[1]).encode()
-        digest = hashlib.sha256(code).hexdigest()
-        registers = int(found[1]) if (found := re.search(r"registers=(\d+)", text)) else 32
-        shared = int(found[1]) if (found := re.search(r"shared=(\d+)", text)) else 0
-        facts = {
-            name: Facts(name, "axpy(float const*, float*, int)", "sm_90", registers, shared, 0, 0, 0, 0, digest, 10)
-            for name in re.findall(r"def (_Z\w+)", machine[1])
-        }
-        return Binary("host", code, digest, facts, "nvcc", build.flags, "host 1.0")  # type: ignore[arg-type]
+        return assemble(build, text)
 
 
 @pytest.fixture(autouse=True)

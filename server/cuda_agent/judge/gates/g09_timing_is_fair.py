@@ -67,12 +67,12 @@ def unfair(launches: tuple[LaunchTime, ...]) -> str | None:
         if hot:
             why, count = max(hot.items(), key=lambda item: item[1])
             return f"{where}: the GPU was slowed down ({why}) in {count} of {rounds} rounds"
-        if launch.unsteady > rounds / 2:
-            return f"{where}: the SM clock changed during {launch.unsteady} of {rounds} rounds"
         if launch.clock_mhz is not None:
             a, b = launch.clock_mhz
             if abs(math.log(a / b)) > CLOCK:
                 return f"{where}: the SM clock was {a:.0f} MHz for the original and {b:.0f} MHz for the candidate"
+        if launch.unsteady > rounds / 2:
+            return f"{where}: the SM clock changed during {launch.unsteady} of {rounds} rounds"
         if timing.cycles_ratio is not None and timing.cycles_ci is not None:
             apart = max(timing.cycles_ci[0] / timing.ci[1], timing.ci[0] / timing.cycles_ci[1])
             if math.log(apart) > CLOCK:
