@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,11 +47,18 @@ class Watch(HostClock):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[list[Any]] = []
+        self.late: set[int] = set()  # numbers of the samples that the host queues too slowly, -1 for all
+        self.held: list[Sequence[str]] = []
 
     def sample(self, launches: Sequence[Any]) -> Sample:
         self.log.append("sample")
         self.batches.append(list(launches))
-        return super().sample(launches)
+        taken = super().sample(launches)
+        late = len(self.batches) in self.late or -1 in self.late
+        return replace(taken, late=late)
+
+    def limits(self) -> Sequence[str]:
+        return self.held.pop() if self.held else ()
 
 
 @pytest.fixture
@@ -84,6 +93,60 @@ def test_rounds_are_abba_or_baab_and_both_occur(bench: Any) -> None:
     assert {s["us"] for s in result["samples"] if s["side"] == "a"} == {50.0}
     assert {s["us"] for s in result["samples"] if s["side"] == "b"} == {30.0}
     assert result["samples"][0]["cycles"] == result["samples"][0]["us"] * 1500
+
+
+def test_of_two_rounds_one_begins_with_each_side(bench: Any) -> None:
+    for seed in range(8):
+        order = time(bench, "slow", "slow", rounds=12, seed=seed)["order"]
+        assert all(set(order[i : i + 2]) == {"abba", "baab"} for i in range(0, 12, 2))
+
+
+@pytest.mark.parametrize("kernel", ["slow", "quick"])  # alone and in batches
+def test_both_sides_of_a_round_use_the_same_buffers(bench: Any, kernel: str) -> None:
+    samples = time(bench, kernel, kernel, rounds=12)["samples"]
+    used = {(side, n): sorted(s["set"] for s in samples if s["side"] == side and s["round"] == n)
+            for side in "ab" for n in range(12)}  # fmt: skip
+    assert all(used["a", n] == used["b", n] and len(set(used["a", n])) == 2 for n in range(12))
+    assert all(used["a", n] == used["a", n + 1] != used["a", (n + 2) % 12] for n in range(0, 12, 2))
+    in_turn = [sample["set"] for sample in samples]
+    assert all(one != other for one, other in pairwise(in_turn))
+
+
+def test_a_late_sample_is_taken_again(bench: Any) -> None:
+    _, _, clock = bench
+    plain = time(bench, "slow", "slow")
+    taken = len(clock.batches)
+    clock.late = {taken + 30, taken + 31}
+    result = time(bench, "slow", "slow")
+    assert len(clock.batches) == 2 * taken + 2
+    assert result["late"] == 0
+    assert [s["side"] for s in result["samples"]] == [s["side"] for s in plain["samples"]]
+
+
+def test_a_host_that_is_always_late_is_told(bench: Any) -> None:
+    bench[2].late = {-1}
+    result = time(bench, "slow", "slow")
+    assert result["late"] == 24
+    assert all(sample["late"] for sample in result["samples"])
+
+
+def test_what_held_the_clocks_down_is_counted_by_round(bench: Any) -> None:
+    bench[2].held = [("thermal", "power cap"), ("thermal",), ()]
+    assert time(bench, "slow", "slow")["limits"] == {"thermal": 2, "power cap": 1}
+    assert time(bench, "slow", "slow")["limits"] == {}
+
+
+def test_the_sample_after_a_comparison_is_taken_twice(bench: Any) -> None:
+    program, interpreter, clock = bench
+    interpreter.step(program.launch("ref", "slow"))
+    without = time(bench, "slow", "slow", rounds=20)
+    taken = len(clock.batches)
+    check = {"run": "ref", "buffers": [{"buffer": 1, "dtype": "f32"}]}
+    result = time(bench, "slow", "slow", rounds=20, check=check)
+    compared = result["checked"]["count"]
+    assert compared > 2
+    assert len(clock.batches) - taken - taken == compared - 2  # the last one of each side comes after the rounds
+    assert len(result["samples"]) == len(without["samples"])
 
 
 def test_the_seed_decides_the_order(bench: Any) -> None:
