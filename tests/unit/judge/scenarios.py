@@ -82,11 +82,11 @@ def judged(folder: Path, scenario: Scenario, weather: Weather, seed: int) -> Ver
     return judge.judge(device, build(folder), inputs(folder, scenario), original, made, options=options)
 
 
-LUCKY = Scenario(WORK + "return 100.0 * luck(0.005)")
+LUCKY = Scenario(WORK + "return 100.0 * luck(0.008)")
 
 
 def search(folder: Path, weather: Weather, seed: int, tries: int = 40) -> tuple[float, Verdict]:
-    """The quickest of `tries` candidates that are all as fast as the original but for half a per cent of luck in each
+    """The quickest of `tries` candidates that are all as fast as the original but for 0.8 % of luck in each
     process: its ratio in the search, and the judgement of it in the same process."""
     device = SimulatedDevice(weather, seed, assemble)
     work = inputs(folder, LUCKY)
