@@ -28,11 +28,13 @@ from unit.device.host_worker import HostBackend, HostClock, HostModule
 
 Floats = npt.NDArray[np.float64]
 MHZ = 1980.0
+KEEP = 0.9
 
 
 @dataclass(frozen=True)
 class Weather:
     noise: float = 0.005  # log-normal sigma of one sample
+    wander: float = 0.0  # sigma of noise that lasts: each sample keeps nine tenths of the one before it
     drift_per_minute: float = 0.0  # everything slows down by this share
     clock_steps: float = 0.0  # chance of a sample to begin with another SM clock, in steps of 7 %
     outliers: float = 0.0  # share of samples hit by something 1.2 to 5 times slower
@@ -45,11 +47,12 @@ class Weather:
 
 WEATHERS = {
     "quiet": Weather(),
+    "wander": Weather(wander=0.01),
     "drift": Weather(drift_per_minute=0.05),
     "clock steps": Weather(clock_steps=0.02),
     "outliers": Weather(outliers=0.05),
     "addresses": Weather(address=0.02),
-    "all of it": Weather(drift_per_minute=0.05, clock_steps=0.015, outliers=0.05, address=0.01),
+    "all of it": Weather(wander=0.005, drift_per_minute=0.05, clock_steps=0.015, outliers=0.05, address=0.01),
     "very noisy": Weather(noise=0.05),
 }
 
@@ -63,6 +66,7 @@ class Sky:
         self._random = np.random.default_rng(seed)
         self._clock = 1.0
         self._moment = 0
+        self._wander = 0.0
 
     def windows(self, us: Floats, clock: float = 1.0) -> tuple[Floats, Floats]:
         """What the timer and the SM clock show for windows, one after the other, that take `us` at full clock."""
@@ -74,10 +78,20 @@ class Sky:
         clocks = np.where(stepped < 0, self._clock, levels[stepped])
         self._clock = float(clocks[-1])
         drift = 1 + w.drift_per_minute * moments * w.pause_s / 60
+        if w.wander:
+            drift *= np.exp(self._wandering(count))
         seen = us * drift / (clocks * clock) * np.exp(draw.normal(0, w.noise, count))
         seen *= np.where(draw.random(count) < w.outliers, draw.uniform(1.2, 5, count), 1.0)
         seen = np.maximum(w.tick_us, np.round(seen / w.tick_us) * w.tick_us)
         return seen, MHZ * clocks * clock * np.exp(draw.normal(0, w.clock_noise, count))
+
+    def _wandering(self, count: int) -> Floats:
+        """The next values of an AR(1) process with coefficient KEEP and standard deviation `wander`."""
+        shocks = self._random.normal(0, self.weather.wander * math.sqrt(1 - KEEP**2), count)
+        powers = KEEP ** np.arange(count)
+        values: Floats = KEEP * powers * self._wander + np.convolve(shocks, powers)[:count]
+        self._wander = float(values[-1])
+        return values
 
     def window(self, us: float, clock: float = 1.0) -> tuple[float, float]:
         seen, mhz = self.windows(np.array([us]), clock)
