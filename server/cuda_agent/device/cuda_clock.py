@@ -9,6 +9,7 @@ sample is marked late, and later spins are twice as long.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ LEAD_US = 25.0  # for the host to queue two events and a launch
 LEAD_PER_LAUNCH_US = 8.0
 AFTER_US = 20.0  # a clock reading over 20 us is good to 0.2 % at a 32 ns tick
 MAX_LEAD = 64  # times as long as that: a host that needs more will not do
+ASK_S = 0.05
 NOT_READY = 600
 NOT_SUPPORTED = 801
 
@@ -71,6 +73,8 @@ class CudaClock:
         self._flush: tuple[Any, Any] | None = None
         self._lead = 1
         self._helpers: Any = self._compile()
+        self._asked = 0.0
+        self._limits: tuple[str, ...] = ()
         self._nvml = nvml.Gpu(backend.info.index)
         if self._nvml.missing is not None:
             self.notes.append(f"it is not known whether the clocks were held down: {self._nvml.missing}")
@@ -130,7 +134,11 @@ class CudaClock:
         return Sample(ms.value * 1000 / len(launches), self._mhz(marks), late)
 
     def limits(self) -> Sequence[str]:
-        return self._nvml.reasons()
+        """Asked of NVML every 50 ms at most: a call can take a millisecond, and the GPU stands idle meanwhile."""
+        now = time.monotonic()
+        if now - self._asked > ASK_S:
+            self._asked, self._limits = now, self._nvml.reasons()
+        return self._limits
 
     def _spin(self, us: float, out: Any) -> None:
         if self._helpers:

@@ -272,6 +272,14 @@ def test_what_the_screen_shows() -> None:
     assert "predicted sectors 12.0 M → 1.5 M (−88 %); not measured" in emulated
 
 
+def test_the_screen_shows_what_a_gate_took() -> None:
+    slow = replace(verdict().gates[3], seconds=12.34)
+    quick = replace(verdict().gates[4], seconds=0.04)
+    lines = rendered(replace(verdict(), gates=(slow, quick))).splitlines()
+    assert any(slow.name in line and " 12.3 s " in line for line in lines)
+    assert not any(quick.name in line and " 0.0 s " in line for line in lines)
+
+
 def test_the_interval_bar_marks_one_and_the_ratio() -> None:
     bar = evidence.interval_bar(1.0, (0.99, 1.01))
     assert bar.count("●") == 1
