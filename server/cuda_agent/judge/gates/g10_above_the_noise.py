@@ -34,6 +34,8 @@ class AboveTheNoise:
             return passed(self, f"no win is claimed: {_words(first)}", first=_data(first), floors=floors)
         case.device.restart()
         again = measure(case, case.options.seed + 15485863)
+        if again.fault is None and unfair(again.launches) is not None:  # as G9 does: once more
+            again = measure(case, case.options.seed + 32452843)
         if again.fault is not None:
             return failed(self, f"in a fresh process: {again.fault}")
         wrong = [launch for launch in again.launches if not (launch.raw.get("checked") or {"within": False})["within"]]
