@@ -14,7 +14,7 @@ from cuda_agent.judge.gates.g10_above_the_noise import _doubt
 from cuda_agent.model import Timing
 from simulated import SimulatedDevice
 
-from .scenarios import SCENARIOS, WEATHERS, judged, search
+from .scenarios import SCENARIOS, WEATHERS, WORK, Scenario, judged, search
 
 ALL = WEATHERS["all of it"]
 
@@ -82,6 +82,20 @@ def test_a_win_is_reported_by_its_second_measurement(tmp_path: Path) -> None:
     data = next(g.data for g in verdict.gates if g.id == "G10")
     assert verdict.timing is not None
     assert data["again"]["ratio"] == verdict.timing.ratio != data["first"]["ratio"]
+
+
+@pytest.mark.parametrize(("name", "processes"), [("3 % faster", 2), ("faster at one shape, slower at the other", 1)])
+def test_a_small_gain_must_stand_in_two_fresh_processes(tmp_path: Path, name: str, processes: int) -> None:
+    verdict = judged(tmp_path, SCENARIOS[name], WEATHERS["quiet"], seed=1)
+    assert next(g.data["processes"] for g in verdict.gates if g.id == "G10") == processes
+
+
+def test_luck_in_two_processes_is_not_enough_for_a_small_gain(tmp_path: Path) -> None:
+    scenario = Scenario(WORK + "return 97.0 if process < 3 else 100.0")
+    verdict = judged(tmp_path, scenario, WEATHERS["quiet"], seed=1)
+    assert verdict.timing is not None
+    assert verdict.timing.label == "AMBIGUOUS"
+    assert verdict.timing.ratio == pytest.approx(1.0, abs=0.005)
 
 
 def test_a_noisy_day_raises_the_floor_of_a_quiet_run(tmp_path: Path) -> None:

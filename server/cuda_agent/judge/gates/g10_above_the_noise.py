@@ -8,8 +8,10 @@ from ...model import GateResult, Timing
 from .. import statistics
 from ..case import Case
 from ..gate import Needs, failed, passed
-from ..timing import measure
+from ..timing import Times, measure
 from .g09_timing_is_fair import unfair
+
+SMALL = 1.05  # where a process's addresses and the place of its code may make the difference
 
 
 class AboveTheNoise:
@@ -18,9 +20,9 @@ class AboveTheNoise:
     on). "Faster" needs the interval's lower end above 1 + max(f, 1 %). The best of many candidates is partly the
     luckiest, so a winner is measured again in a fresh worker process with another order of rounds and other buffers,
     and only that number is reported; the two must agree that it is faster, and by how much the second fell short of
-    the first counts as noise. What is not a win is reported as it is:
-    this gate fails only when the candidate breaks in the fresh process. The recorded data are used again; other data
-    are G5's."""
+    the first counts as noise. A gain of up to 5 % must stand in a second fresh process too. What is not a win is
+    reported as it is: this gate fails only when the candidate breaks in a fresh process. The recorded data are used
+    again; other data are G5's."""
 
     id: ClassVar[str] = "G10"
     name: ClassVar[str] = "above the noise"
@@ -32,25 +34,33 @@ class AboveTheNoise:
         floors = [dict(launch.floors) for launch in case.times.launches]
         if first.label != "FASTER":
             return passed(self, f"no win is claimed: {_words(first)}", first=_data(first), floors=floors)
-        case.device.restart()
-        again = measure(case, case.options.seed + 15485863)
-        if again.fault is None and unfair(again.launches) is not None:  # as G9 does: once more
-            again = measure(case, case.options.seed + 32452843)
-        if again.fault is not None:
-            return failed(self, f"in a fresh process: {again.fault}")
-        wrong = [launch for launch in again.launches if not (launch.raw.get("checked") or {"within": False})["within"]]
-        if wrong:
-            return failed(self, f"in a fresh process the timed output of {wrong[0].shape} is wrong")
-        total = again.total
-        case.remember(again)
-        data = {"first": _data(first), "again": _data(total), "floors": floors}
-        doubt = unfair(again.launches) or _doubt(first, total)
-        if doubt is not None:
-            case.relabel("AMBIGUOUS")
-            return passed(
-                self, f"no win is claimed: {_words(first)}, in a fresh process {_words(total)}: {doubt}", **data
-            )
-        return passed(self, f"{_words(total)} in a fresh process ({_words(first)} before)", **data)
+        total = first
+        for turn in range(1 if first.ratio > SMALL else 2):
+            case.device.restart()
+            again = _measure(case, turn)
+            if again.fault is not None:
+                return failed(self, f"in a fresh process: {again.fault}")
+            wrong = [t for t in again.launches if not (t.raw.get("checked") or {"within": False})["within"]]
+            if wrong:
+                return failed(self, f"in a fresh process the timed output of {wrong[0].shape} is wrong")
+            case.remember(again)
+            total = again.total
+            data = {"first": _data(first), "again": _data(total), "floors": floors, "processes": turn + 1}
+            doubt = unfair(again.launches) or _doubt(first, total)
+            if doubt is not None:
+                case.relabel("AMBIGUOUS")
+                both = f"{_words(first)}, in a fresh process {_words(total)}"
+                return passed(self, f"no win is claimed: {both}: {doubt}", **data)
+        where = "a fresh process" if turn == 0 else "a second fresh process"
+        return passed(self, f"{_words(total)} in {where} ({_words(first)} before)", **data)
+
+
+def _measure(case: Case, turn: int) -> Times:
+    """In the process as it is, once more when that was not fair, as G9 does."""
+    again = measure(case, case.options.seed + 15485863 + turn)
+    if again.fault is None and unfair(again.launches) is not None:
+        again = measure(case, case.options.seed + 32452843 + turn)
+    return again
 
 
 def _doubt(first: Timing, again: Timing) -> str | None:
