@@ -1,4 +1,4 @@
-"""G10, above the noise: a win is measured twice, and the second number is the one that is said."""
+"""G10, above the noise: a win is measured again in a fresh process, and the last number is the one that is said."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class AboveTheNoise:
         floors = [dict(launch.floors) for launch in case.times.launches]
         if first.label != "FASTER":
             return passed(self, f"no win is claimed: {_words(first)}", first=_data(first), floors=floors)
-        total = first
         for turn in range(1 if first.ratio > SMALL else 2):
             case.device.restart()
             again = _measure(case, turn)
