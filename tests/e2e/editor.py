@@ -19,6 +19,8 @@ from pygls.protocol.json_rpc import JsonRPCNotification, JsonRPCRequestMessage, 
 from pytest_lsp import LanguageClient, client_capabilities
 from pytest_lsp.client import register_lsp_features
 
+from patience import patience
+
 SERVER = [sys.executable, "-m", "cuda_agent.cli", "serve", "--stdio"]
 CUSTOM = {"job": True, "status": True, "showDiff": True}
 
@@ -171,7 +173,7 @@ class Editor:
 
     async def until(self, what: str, holds: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
         """The first true value of `holds`, asked again and again; fails naming `what` and what the server said."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         while not (value := await holds()):
             said = [message.message for message in self.client.messages]
             assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}; the server said {said}"

@@ -13,6 +13,7 @@ from command import Done, environment, run
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module
 from cuda_agent.toolchain import nvcc
+from patience import patience
 
 SOFTMAX = Path(__file__).parents[1] / "corpus" / "softmax_rows.cu"
 SMALL = ["--device", "emulator", "--args", "256 96 1", "--json"]
@@ -77,7 +78,7 @@ def test_a_second_search_is_fast(optimised: tuple[Path, Done], cache: Path, tmp_
     began = time.monotonic()
     again = run(argv, tmp_path, environment(cache)).check(0)
     assert again.json["diff"] == optimised[1].json["diff"]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < patience(30)
 
 
 def test_verify_takes_the_rewritten_file(optimised: tuple[Path, Done], cache: Path, tmp_path: Path) -> None:

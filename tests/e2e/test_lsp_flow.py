@@ -12,6 +12,7 @@ from editor import Editor, bare, children, command_line, neovim, vscode
 from lsprotocol import types
 
 from conftest import Starter
+from patience import patience
 
 CLIENTS = {"vscode": (vscode, "utf-16"), "neovim": (neovim, "utf-8")}
 BEYOND = "// 𝔸 𝔹 — outside the BMP: 🚀🚀\n/* 🚀 */ "
@@ -60,12 +61,12 @@ async def test_the_whole_way(started: Starter, workspace: Path, name: str) -> No
     began = time.monotonic()
     assert "Optimise" in await editor.titles(uri)
     assert "**kernel** `softmax_rows`" in await editor.hover(uri, editor.at(uri, WHERE + "(const"))
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < patience(1.0)
 
     # optimise, and cancel while it runs: from the progress bar's button in VS Code, by id in Neovim
     began = time.monotonic()
     job = (await editor.press(uri, "Optimise"))["job"]
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < patience(0.5)
     assert await editor.until_lens(uri, "Cancel", 5.0)
     await until_it_works(editor)
     began = time.monotonic()
@@ -75,7 +76,7 @@ async def test_the_whole_way(started: Starter, workspace: Path, name: str) -> No
     else:
         assert await editor.ask("cudaAgent/job/cancel", {"job": job}) == {"cancelled": True}
     while jobs_below(editor):
-        assert time.monotonic() - began < 0.5, [command_line(pid) for pid in jobs_below(editor)]
+        assert time.monotonic() - began < patience(0.5), [command_line(pid) for pid in jobs_below(editor)]
         await asyncio.sleep(0.005)
     assert isinstance(editor.progress()[0], types.WorkDoneProgressBegin)
     assert editor.progress()[0].cancellable

@@ -17,6 +17,8 @@ import pytest_asyncio
 from editor import children, command_line
 from raw import Raw
 
+from patience import patience
+
 Start = Callable[..., Awaitable[Raw]]
 FOREVER = {"device": "emulator", "runCommand": "sleep 1000"}
 
@@ -44,7 +46,7 @@ async def start_endless_job(one: Raw, workspace: Path) -> tuple[str, str, list[i
     uri = await one.open(workspace / "softmax_rows.cu")
     began = time.monotonic()
     job = (await one.command("cudaAgent.capture", {"uri": uri, "kernel": "softmax_rows"}))["job"]
-    assert time.monotonic() - began < 0.3, "a command answers with its job id at once"
+    assert time.monotonic() - began < patience(0.3), "a command answers with its job id at once"
     for _ in range(3000):
         below = children(one.process.pid)
         if any(command_line(pid).startswith("sleep 1000") for pid in below):
@@ -54,7 +56,7 @@ async def start_endless_job(one: Raw, workspace: Path) -> tuple[str, str, list[i
 
 
 async def gone(pids: list[int], seconds: float) -> bool:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while any(_alive(pid) for pid in pids):
         if time.monotonic() > end:
             return False
@@ -82,7 +84,7 @@ async def test_busy_jobs_do_not_make_the_server_deaf(raw: Start, workspace: Path
         began = time.monotonic()
         assert "kernel" in await one.hover(uri, 18, 20)
         times.append(time.monotonic() - began)
-    assert sorted(times)[25] < 0.05
+    assert sorted(times)[25] < patience(0.05)
     information = (await one.request("cudaAgent/debugInformation", {}))["result"]
     assert [name for name in information["threads"] if "Pool" in name] == []
 
@@ -102,7 +104,7 @@ async def test_cancelling_the_request_leaves_the_job_and_cancelling_the_job_kill
     engine = next(pid for pid in below if "cuda_agent.engine --parent" in command_line(pid))
     began = time.monotonic()
     assert (await one.request("cudaAgent/job/cancel", {"job": job}))["result"] == {"cancelled": True}
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < patience(0.5)
     left = [pid for pid in children(one.process.pid) if pid != engine and pid in below]
     assert not any("sleep 1000" in command_line(pid) for pid in left)
     assert (await one.request("cudaAgent/jobs", {}))["result"] == []
@@ -129,7 +131,7 @@ async def test_shutdown_with_a_pending_command_and_a_running_job(raw: Start, wor
     _, _, below = await start_endless_job(one, workspace)
     began = time.monotonic()
     code, stderr = await one.finish()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < patience(1.0)
     assert code == 0
     assert "Traceback" not in stderr
     assert await gone(below, 0.5)
@@ -270,7 +272,7 @@ async def test_the_converter_is_warm_before_the_first_hover(raw: Start, workspac
     await one.request("cudaAgent/jobs", {})  # initialized has been handled
     began = time.monotonic()
     await one.hover(uri, 0, 16)
-    assert time.monotonic() - began < 0.05
+    assert time.monotonic() - began < patience(0.05)
 
 
 @contextlib.contextmanager
@@ -291,6 +293,6 @@ async def test_an_engine_that_hangs_does_not_hold_up_the_server_or_its_end(raw: 
         assert "kernel" in await one.hover(uri, 18, 20)
         began = time.monotonic()
         code, _ = await one.finish()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < patience(1.5)
     assert code == 0
     assert await gone(below, 0.5)

@@ -18,6 +18,7 @@ from cuda_agent.device.sanitizer import Checked, Sanitizer, parse
 from cuda_agent.device.transports import PipeTransport
 from cuda_agent.errors import Cancelled, ToolMissing, Unsupported
 from fake_sanitizer import install
+from patience import patience
 
 from .kernels import DOUBLE, Program
 
@@ -185,7 +186,7 @@ def test_a_limit_on_the_time(tool: Sanitizer, device: Device, monkeypatch: pytes
     started = time.monotonic()
     checked = run(tool, device, "spin", "racecheck", 2.0)
     assert checked.why == "it did not end within 2 s" or "deadline of 2 s" in checked.why
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < patience(6)
 
 
 def test_the_person_stops_it(tool: Sanitizer, device: Device, tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_the_person_stops_it(tool: Sanitizer, device: Device, tmp_path: Path) ->
     started = time.monotonic()
     with pytest.raises(Cancelled):
         sanitizer.check(tool, "memcheck", device, job, program.blobs, 30.0, stop.is_set)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < patience(5)
 
 
 def test_a_worker_that_is_reached_otherwise(tool: Sanitizer, device: Device) -> None:

@@ -18,6 +18,7 @@ from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.gates.g09_timing_is_fair import unfair
 from cuda_agent.judge.timing import LaunchTime
 from cuda_agent.model import LaunchMap, Timing, Verdict, Workload
+from patience import patience
 
 from .conftest import GOOD, VALUES, build, candidate, source, workload
 
@@ -149,7 +150,7 @@ def test_a_kernel_that_never_ends(device: Device, tmp_path: Path) -> None:
     assert verdict.status == "rejected"
     assert stopped_by(verdict) == "G3"
     assert "did not end" in gate(verdict, "G3").detail
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < patience(10)
 
 
 def test_compile_errors(device: Device, tmp_path: Path) -> None:
@@ -328,7 +329,7 @@ def test_cancel_stops_a_running_kernel(device: Device, tmp_path: Path) -> None:
         judge.judge(
             device, build(tmp_path), workload(tmp_path), ORIGINAL, candidate(text, ORIGINAL), cancelled=stop.is_set
         )
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < patience(3)
     assert judged(device, tmp_path, FASTER).status == "verified"  # the device lives on
 
 
