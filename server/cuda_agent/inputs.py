@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.capture import CaptureOptions, build_and_run, capture
+from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run, capture
 from cuda_agent.errors import NoInputs, SourceError
 from cuda_agent.model import Build, Workload
 from cuda_agent.source.symbols import Module
@@ -84,7 +84,15 @@ def find_or_make_all(
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
     elif module.has_main:
         text = module.document.text
-        build_and_run(path, args, build, options, on_event=on_event, cancelled=cancelled, text=text)
+        try:
+            build_and_run(path, args, build, options, on_event=on_event, cancelled=cancelled, text=text)
+        except NothingCaptured as error:
+            how = f"with the arguments {' '.join(args)}" if args else "without arguments"
+            raise NothingCaptured(
+                f"{error}\n{path.name} was built and run by itself, {how}. If your program is run another way, capture "
+                "that: `cuda-agent capture -- COMMAND`.",
+                error.report,
+            ) from error
     found = _earlier(path, module, names)
     if found:
         return found

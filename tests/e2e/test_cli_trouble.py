@@ -270,6 +270,18 @@ def test_a_program_that_does_not_compile(cache: Path, tmp_path: Path) -> None:
 
 
 @needs_gxx
+def test_a_program_that_wants_arguments(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.cu").write_text(
+        "__global__ void k(int *x) { *x = 1; }\n"
+        "int main(int argc, char **) { int *x; if (argc < 2) return 3; cudaMalloc(&x, 4); k<<<1, 1>>>(x); return 0; }\n"
+    )
+    done = run(["optimize", "x.cu", *EMULATOR], tmp_path, environment(cache)).check(2)
+    assert "ended with exit code 3" in done.err
+    assert "run by itself, without arguments" in done.err
+    assert "cuda-agent capture -- COMMAND" in done.err
+
+
+@needs_gxx
 def test_no_kernel_of_that_name(cache: Path, tmp_path: Path) -> None:
     shutil.copy(SOFTMAX, tmp_path)
     done = run(["optimize", "softmax_rows.cu", "--kernel", "sofmax", *EMULATOR], tmp_path, environment(cache)).check(2)
