@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import UsageError
-from ..model import Candidate, GateResult, Proposal, Timing, Verdict
+from cuda_agent.errors import UsageError
+from cuda_agent.model import Candidate, GateResult, Proposal, Timing, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..model import NumericClass
+from cuda_agent.model import NumericClass
 
 RULE = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}  # relative to max|reference| of the buffer
 ORDER: tuple[NumericClass, ...] = ("bit-exact", "reassociated", "tolerance", "fast-math")

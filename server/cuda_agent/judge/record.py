@@ -6,11 +6,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..model import Binary, Launch
-from .case import sha256
+from cuda_agent.judge.case import sha256
+from cuda_agent.model import Binary, Launch
 
 if TYPE_CHECKING:
-    from .case import Case
+    from cuda_agent.judge.case import Case
 
 VERSION = 1
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device import jobs
-from ..errors import DeadlineExceeded, DeviceError, WorkerDied
-from ..model import Timing
-from . import floor as floors
-from . import numeric, statistics
-from .baseline import mask, need, poison_of
-from .case import ORIGINAL
+from cuda_agent.device import jobs
+from cuda_agent.errors import DeadlineExceeded, DeviceError, WorkerDied
+from cuda_agent.judge import floor as floors
+from cuda_agent.judge import numeric, statistics
+from cuda_agent.judge.baseline import mask, need, poison_of
+from cuda_agent.judge.case import ORIGINAL
+from cuda_agent.model import Timing
 
 if TYPE_CHECKING:
-    from .case import Case
+    from cuda_agent.judge.case import Case
 
 FLOOR_ROUNDS = 20
 CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock

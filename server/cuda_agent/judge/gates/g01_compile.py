@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...errors import CompileError, WorkloadError
-from ...model import Facts, GateResult
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
+from cuda_agent.errors import CompileError, WorkloadError
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.model import Facts, GateResult
 
 WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
 
