@@ -49,12 +49,13 @@ class Compared:
     result: Mapping[str, Any]  # the compare step's row
 
     def to_json(self) -> dict[str, Any]:
-        keys = ("dtype", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "nan_mismatch", "worst")
+        keys = ("dtype", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "nan_mismatch", "histogram", "worst")
         return {
             "launch": self.launch,
             "buffer": self.buffer,
             "class": self.klass,
             "elements": self.result["compared"],
+            "within": self.within,
             "allowed": self.allowed,
             **{key: self.result[key] for key in keys},
         }
