@@ -7,7 +7,7 @@ elements finite on both sides:
     max_abs  max |a - b|                 max_rel  max |a - b| / max(|a|, |b|)
     rel_l2   ||a - b|| / ||a||           max_ulp  representable numbers between a and b
     nan_mismatch  elements where one side is NaN or an infinity and the other is not the same
-    histogram  compared elements by their distance (ulp of floats, |a - b| of integers): none, 1, 2, up to 4, up to 8, …;
+    histogram  compared elements by distance (ulp of floats, |a - b| of integers): none, 1, 2, up to 4, up to 8, …;
                trailing empty bins are left out, and nan_mismatch elements are in none
 """
 

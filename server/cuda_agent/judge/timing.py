@@ -33,7 +33,7 @@ class LaunchTime:
     index: int
     shape: str
     timing: Timing
-    raw: Mapping[str, Any]  # the `time` step's result without its samples
+    raw: Mapping[str, Any]  # the `time` step's result, samples included
     clock_mhz: tuple[float, float] | None  # median SM clock during A's and B's samples
     unsteady: int = 0  # rounds during which the SM clock changed
     floors: Mapping[str, float] = field(default_factory=dict)  # "own": this kernel's A/A run, "day", "day_runs"
@@ -112,7 +112,7 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
         )
     except ValueError as error:
         raise DeviceError(f"{tag}: {error}; give it more time (timing budget) or a smaller launch") from error
-    rest = {key: value for key, value in raw.items() if key not in ("samples", "order", "ok")}
+    rest = {key: value for key, value in raw.items() if key not in ("order", "ok")}
     clocks, unsteady = _clocks(raw["samples"]), _unsteady(raw["samples"])
     return LaunchTime(index, case.launch_name(index), timing, rest, clocks, unsteady, floor)
 
