@@ -41,6 +41,7 @@ TIMING = Timing(
 ROW = {
     "launch": 0,
     "buffer": "out",
+    "dtype": "f32",
     "class": "reassociated",
     "elements": 8192,
     "differing": 12,
