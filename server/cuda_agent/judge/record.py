@@ -23,6 +23,7 @@ from cuda_agent.model import Binary, Launch, Workload
 from cuda_agent.workload import bundle
 
 if TYPE_CHECKING:
+    from cuda_agent.device import DeviceInfo
     from cuda_agent.judge.case import Case
     from cuda_agent.judge.timing import LaunchTime
 
@@ -48,7 +49,7 @@ def make(case: Case, *, quick: bool) -> dict[str, Any]:
         "timed_sha256": _one(case.ran["timed"]),
         "offered_sha256": candidate.sha256 if candidate else None,
         "same_code": bool(case.__dict__.get("same_code")),
-        "device": _device(case),
+        "device": device_json(case.device.info),
         "compiler": candidate.compiler if candidate else None,
         "flags": flags(case.build.flags, project),
         "build_origin": case.build.origin,
@@ -95,8 +96,7 @@ def inputs(workload: Workload) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _device(case: Case) -> dict[str, Any]:
-    info = case.device.info
+def device_json(info: DeviceInfo) -> dict[str, Any]:
     peaks = {"peak_gflops_f32": info.peak_flops("f32") / 1e9, "peak_gflops_f64": info.peak_flops("f64") / 1e9}
     return asdict(info) | peaks
 

@@ -21,6 +21,12 @@ def render_text(console: Console, evidence: Mapping[str, Any]) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
+    if again := evidence.get("again"):
+        colour = {True: "bold green", False: "bold red", None: "bold yellow"}[again["holds"]]
+        console.print(Text(again["sentence"], style=colour))
+        for line in again["differs"]:
+            console.print(Text(f"· {line}", style="yellow"))
+        console.print()
     level = evidence["evidence_level"]
     title = f"{evidence['status']} · evidence: {level} · {evidence['inputs']}"
     console.print(Panel(Text(evidence["headline"]), title=Text(title), border_style=_STATUS[evidence["status"]]))
