@@ -26,9 +26,10 @@ from cuda_agent.judge import numeric, record
 from cuda_agent.judge.baseline import need, poison_of
 from cuda_agent.judge.case import ORIGINAL, Case
 from cuda_agent.judge.evidence import candidate_from_json, schema
+from cuda_agent.judge.evidence.document import launch_map_from_json
 from cuda_agent.judge.gates import GATES
 from cuda_agent.judge.verdict import inputs as inputs_sentence
-from cuda_agent.model import Binary, Buffer, Candidate, GateResult, Launch, LaunchMap, Verdict, Workload
+from cuda_agent.model import Binary, Buffer, Candidate, GateResult, Launch, Verdict, Workload
 from cuda_agent.recheck import bundle_of, device_of, find_source, missing
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module
@@ -216,7 +217,7 @@ def _read_case(folder: Path) -> Json:
             raise UsageError(
                 f"{folder / CASE} has version {about['case']}; this program reads {VERSION}: export it again"
             )
-        LaunchMap(**about["launch"])
+        launch_map_from_json(about["launch"])
         if not all(isinstance(about[key], str) for key in ("kernel", "source", "device")):
             raise ValueError("a name is missing")
         [(check["buffers"], check["poison"]) for check in about["launches"]]
@@ -234,8 +235,7 @@ class _Test:
     def __init__(self, about: Json, file: Path, workload: Workload, device: Device) -> None:
         self.about, self.workload, self.device = about, workload, device
         self.file, self.build = file, find_build(file)
-        shape = about["launch"]
-        self.launch = LaunchMap(tuple(shape["grid"]), tuple(shape["block"]), shape["shared"])
+        self.launch = launch_map_from_json(about["launch"])
         self.rows: list[numeric.Compared] = []
         self.binary: Binary | None = None
 

@@ -157,7 +157,8 @@ def test_a_judgement_has_the_schema_and_leads_back_to_its_candidate(device: Devi
     assert data["record"]["bundle"]["path"] == "."
     assert len(data["record"]["bundle"]["blobs"]) == 2  # x, and y's zeros
     assert record.options_from_json(data["record"]["options"]) == options
-    for change in ({"original": original + " "}, {"edits": []}, {"edits": [[0, 1 << 30, ""]]}):
+    spoiled: list[Any] = [[], [[0, 1 << 30, ""]], [["a", 1, ""]], [[0, 1, ""], [0, 1, ""]], [[3, 1, "x"]]]
+    for change in ({"original": original + " "}, *({"edits": edits} for edits in spoiled)):
         with pytest.raises(UsageError):
             evidence.candidate_from_json({**data, "source": {**data["source"], **change}})
 

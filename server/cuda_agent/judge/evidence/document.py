@@ -88,15 +88,14 @@ def candidate_from_json(data: Mapping[str, Any]) -> Candidate:
     about, source = data.get("candidate"), data.get("source")
     if not about or not source:
         raise UsageError("this evidence holds no candidate with its texts: judge again with this version")
-    changes = tuple(Edit(Span(start, end), text) for start, end, text in source["edits"])
     try:
+        changes = tuple(Edit(Span(int(start), int(end)), str(text)) for start, end, text in source["edits"])
         text = edits.apply(source["original"], changes)
-    except SourceError as error:
+    except (SourceError, TypeError, ValueError) as error:
         raise UsageError(f"the edits in this evidence do not fit its text: {error}") from error
     for what, found in (("original", source["original"]), ("candidate", text)):
         if sha256(found) != source[f"{what}_sha256"]:
             raise UsageError(f"the {what}'s text in this evidence is not the one that was judged: it was changed since")
-    shape = about["launch"]
     return Candidate(
         about["kernel"],
         source["original"],
@@ -104,9 +103,17 @@ def candidate_from_json(data: Mapping[str, Any]) -> Candidate:
         changes,
         about["origin"],
         about["numeric"],
-        LaunchMap(tuple(shape["grid"]), tuple(shape["block"]), shape["shared"]),
-        tuple(Assumption(**assumption) for assumption in about["assumptions"]),
+        launch_map_from_json(about["launch"]),
+        tuple(Assumption(assumption["text"], assumption["known"]) for assumption in about["assumptions"]),
         id=about["id"],
+    )
+
+
+def launch_map_from_json(data: Mapping[str, Any]) -> LaunchMap:
+    """The map that `asdict` made this of; a KeyError or TypeError for anything else."""
+    grid, block = data["grid"], data["block"]
+    return LaunchMap(
+        (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), data["shared"], bool(data.get("seen"))
     )
 
 
