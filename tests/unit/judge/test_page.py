@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from cuda_agent import judge
 from cuda_agent.device.client import Device
 from cuda_agent.judge import JudgeOptions, evidence
-from cuda_agent.judge.evidence import charts
+from cuda_agent.judge.evidence import charts, schema
 from cuda_agent.judge.evidence.markup import Scale, linear_ticks, log_ticks, quantile, tag
 from cuda_agent.judge.evidence.page import page
 from cuda_agent.source.edits import unified_diff
@@ -28,6 +28,14 @@ from .test_evidence import CANDIDATE, EMULATED, ROW, VERDICTS, failing, verdict
 Json = dict[str, Any]
 NOISE = "import random\nb[:] = 2 * a + 1\nreturn {} * random.lognormvariate(0, 0.006)"
 TRAFFIC = {f"{what}_{when}": 1e6 for what in ("requests", "sectors", "bytes") for when in ("before", "after")}
+THEN = {
+    "status": "verified",
+    "evidence_level": "replayed",
+    "headline": "2.31×",
+    "date": None,
+    "device": "x",
+    "ci": [2.2, 2.4],
+}
 DIFF = "--- a/x.cu\n+++ b/x.cu\n@@ -7,2 +7,2 @@\n a < b && c;\n-  old();\n+  fresh();\n\\ No newline at end of file\n"
 
 
@@ -198,6 +206,32 @@ def test_nothing_from_outside_acts(timed: Json) -> None:
         assert all(plot.tag.endswith("svg") for plot in plots(html))
 
 
+def changed(value: Any) -> Iterator[Any]:
+    """The value with one part of it replaced, for every part and every replacement."""
+    yield from (None, "x", -1, 0, 1e300, True, [], {})
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield {k: v for k, v in value.items() if k != key}
+            yield from ({**value, key: new} for new in changed(part))
+    if isinstance(value, list) and value:
+        yield from ([new, *value[1:]] for new in changed(value[0]))
+
+
+def test_whatever_the_schema_takes_has_a_page(timed: Json) -> None:
+    """Evidence may come from anyone: what passes the check is drawn, whatever it says."""
+    small = {**timed, "gates": [g for g in timed["gates"] if g["id"] in ("G3", "G8", "G11")]}
+    small["gates"][0] = {**small["gates"][0], "data": {"numeric": [ROW]}}
+    again = {"holds": True, "sentence": "s", "differs": ["d"], "then": THEN}
+    taken = 0
+    physics = {**small, "gates": small["gates"][::-1]}
+    for base in (small, physics, {**emulated(), "gates": small["gates"][:2], "again": again}):
+        for data in changed(base):
+            if not list(schema.misfits(data)):
+                taken += 1
+                assert page([data])
+    assert taken > 200
+
+
 def test_nothing_is_loaded(timed: Json) -> None:
     html = page([timed])
     assert "default-src &#x27;none&#x27;" in html
@@ -214,16 +248,8 @@ def test_every_kind_of_verdict_has_a_page(name: str) -> None:
 
 
 def test_what_holds_again_is_said() -> None:
-    then = {
-        "status": "verified",
-        "evidence_level": "replayed",
-        "headline": "2.31×",
-        "date": None,
-        "device": "x",
-        "ci": None,
-    }
     for holds, kind in ((True, "verified"), (False, "rejected"), (None, "undecided")):
-        again = {"holds": holds, "sentence": "what came out", "differs": ["driver 1 then, 2 now"], "then": then}
+        again = {"holds": holds, "sentence": "what came out", "differs": ["driver 1 then, 2 now"], "then": THEN}
         html = page([{**emulated(), "again": again}])
         assert f'<div class="again {kind}">' in html
         assert "driver 1 then, 2 now" in Reader(html).text

@@ -187,17 +187,19 @@ def _works(e: Evidence, bandwidth_gbs: float) -> list[charts.Work]:
     """The launches whose bytes gate G11 knew, with both times."""
     if not e["timing"] or not bandwidth_gbs:
         return []
-    rows = [row for gate in e["gates"] if gate["id"] == "G11" for row in gate["data"].get("launches", ())]
-    return [
-        charts.Work(
-            row["shape"],
-            row["floor_us"] * bandwidth_gbs * 1000,
-            row["candidate_us"] * timed["ratio"],
-            row["candidate_us"],
-        )
-        for row, timed in zip(rows, e["timing"]["per_launch"], strict=False)
-        if row["floor_us"] > 0
-    ]
+    found = next((gate["data"].get("launches") for gate in e["gates"] if gate["id"] == "G11"), None)
+    works = []
+    for row, timed in zip(found if isinstance(found, list) else (), e["timing"]["per_launch"], strict=False):
+        floor, candidate = _positive(row, "floor_us"), _positive(row, "candidate_us")
+        if floor and candidate:
+            moved = floor * bandwidth_gbs * 1000
+            works.append(charts.Work(timed["shape"], moved, candidate * timed["ratio"], candidate))
+    return works
+
+
+def _positive(row: Any, key: str) -> float | None:
+    value = row.get(key) if isinstance(row, dict) else None
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None
 
 
 # ---------------------------------------------------------------- tables

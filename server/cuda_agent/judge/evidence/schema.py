@@ -39,7 +39,7 @@ def schema() -> Mapping[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """An evidence file. Raises UsageError, with the first places that do not fit, for anything else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -53,6 +53,10 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not evidence of `cuda-agent verify --json`: {'; '.join(wrong)}")
     assert isinstance(data, dict)
     return data
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
 
 
 def schema_version() -> int:
@@ -129,6 +133,20 @@ def _most(value: Any, wanted: int, where: str, rule: Mapping[str, Any]) -> Itera
         yield f"{where} has {len(value)} items, at most {wanted} may be there"
 
 
+def _above(value: Any, wanted: float, where: str, rule: Mapping[str, Any]) -> Iterator[str]:
+    if _is_number(value) and not value > wanted:
+        yield f"{where} is {value}, not above {wanted}"
+
+
+def _from(value: Any, wanted: float, where: str, rule: Mapping[str, Any]) -> Iterator[str]:
+    if _is_number(value) and not value >= wanted:
+        yield f"{where} is {value}, below {wanted}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _any(value: Any, wanted: list[Mapping[str, Any]], where: str, rule: Mapping[str, Any]) -> Iterator[str]:
     found = [list(misfits(value, choice, where)) for choice in wanted]
     if all(found):  # the choice that goes deepest is the one that was meant
@@ -147,5 +165,7 @@ _CHECKS = {
     "items": _items,
     "minItems": _least,
     "maxItems": _most,
+    "exclusiveMinimum": _above,
+    "minimum": _from,
     "anyOf": _any,
 }
