@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 from cuda_agent.errors import SourceError, UsageError
@@ -68,15 +68,7 @@ def from_json(data: Mapping[str, Any]) -> Verdict:
         gates=tuple(GateResult(**gate) for gate in data["gates"]),
         inputs=data["inputs"],
         numeric=data["numeric"],
-        timing=Timing(
-            **{
-                **timing,
-                "ci": tuple(timing["ci"]),
-                "per_launch": tuple((s["shape"], s["ratio"], *s["ci"]) for s in timing["per_launch"]),
-            }
-        )
-        if timing
-        else None,
+        timing=_timing_from_json(timing) if timing else None,
         traffic=dict(data["traffic"]),
         record=dict(data["record"]),
     )
@@ -145,12 +137,16 @@ def _gate_json(gate: GateResult) -> Json:
 def _timing_json(timing: Timing | None) -> Json | None:
     if timing is None:
         return None
-    data = asdict(timing)
-    data["ci"] = list(timing.ci)
-    data["per_launch"] = [
-        {"shape": shape, "ratio": ratio, "ci": [low, high]} for shape, ratio, low, high in timing.per_launch
-    ]
-    return data
+    launches = [{"shape": shape, "ratio": ratio, "ci": [low, high]} for shape, ratio, low, high in timing.per_launch]
+    return asdict(timing) | {"per_launch": launches}
+
+
+def _timing_from_json(data: Mapping[str, Any]) -> Timing:
+    """What another version of this program knew besides is left out."""
+    known = {field.name for field in fields(Timing)}
+    kept = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known}
+    launches = tuple((row["shape"], row["ratio"], *row["ci"]) for row in data["per_launch"])
+    return Timing(**(kept | {"per_launch": launches}))
 
 
 def _candidate_json(candidate: Candidate | None) -> Json | None:

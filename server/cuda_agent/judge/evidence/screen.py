@@ -54,11 +54,16 @@ def _gates_table(gates: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
     for gate in gates:
         style = "yellow" if gate["undecided"] else _STYLE[gate["status"]]
         table.add_row(
-            gate["id"], gate["name"], Text(_MARK[gate["status"]], style=style), Text(gate["detail"], style=style)
+            gate["id"],
+            gate["name"],
+            Text(_MARK[gate["status"]], style=style),
+            Text(f"{gate['seconds']:.1f} s" if gate["seconds"] >= 0.05 else "", style="dim"),
+            Text(gate["detail"], style=style),
         )
     return table
 
