@@ -20,7 +20,7 @@ from cuda_agent import __version__
 from cuda_agent.judge.case import sha256
 from cuda_agent.judge.options import JudgeOptions
 from cuda_agent.model import Binary, Launch, Workload
-from cuda_agent.workload import bundle
+from cuda_agent.paths import project_folders
 
 if TYPE_CHECKING:
     from cuda_agent.device import DeviceInfo
@@ -69,7 +69,7 @@ def make(case: Case, *, quick: bool) -> dict[str, Any]:
 def project_of(file: Path) -> Path:
     """The folder that paths are relative to: the repository's root, else the nearest folder with captures or a
     compilation database, else the file's own."""
-    folders = list(bundle.project_folders(file))
+    folders = list(project_folders(file))
     for marks in ((".git",), (".cuda-agent", "compile_commands.json")):
         for folder in folders:
             if any((folder / mark).exists() for mark in marks):

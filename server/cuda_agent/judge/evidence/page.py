@@ -179,7 +179,7 @@ def _memory(e: Evidence) -> Iterator[Markup]:
         )
         yield _card("Roofline of memory", plot, tag("p", note, class_="note"))
     if e["traffic"] and e["status"] == "verified":
-        note = "grey: the original; green: the candidate. Predicted by the emulator's count of loads and stores; not measured"
+        note = "grey: the original, green: the candidate; predicted by the emulator's counts, not measured"
         yield _card("Memory traffic", charts.traffic(e["traffic"]), tag("p", note, class_="note"))
 
 
