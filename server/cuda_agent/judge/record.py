@@ -78,9 +78,16 @@ def project_of(file: Path) -> Path:
 
 
 def flags(given: tuple[str, ...], project: Path) -> list[str]:
-    """A build's flags with the project's folder spelled `.`."""
-    folder = re.compile(rf"{re.escape(str(project))}(?=/|$)")
-    return [folder.sub(".", flag) for flag in given]
+    """A build's flags, or a command's words, with the project's folder spelled `.` and the one above it `..`."""
+    folders = [(re.compile(rf"{re.escape(str(project))}(?=/|$)"), ".")]
+    if project.parent != project.parent.parent:  # not the root of everything
+        folders.append((re.compile(rf"{re.escape(str(project.parent))}(?=/)"), ".."))
+    found = []
+    for flag in given:
+        for folder, spelled in folders:
+            flag = folder.sub(spelled, flag)
+        found.append(flag)
+    return found
 
 
 def options_from_json(data: Mapping[str, Any]) -> JudgeOptions:

@@ -174,8 +174,9 @@ def inputs(workload: Workload) -> str:
 
 
 def _numeric(case: Case) -> NumericClass | None:
-    rows = [row.klass for outcome in case.outcomes() if outcome.fault is None for row in outcome.compared]
-    return numeric.worst(rows) if rows else None
+    """The worst class; None where there is none to speak of, or where a difference has no class because it is wrong."""
+    rows = [row for outcome in case.outcomes() if outcome.fault is None for row in outcome.compared]
+    return numeric.worst(row.klass for row in rows) if rows and all(row.within for row in rows) else None
 
 
 def _traffic(case: Case) -> dict[str, float]:

@@ -163,9 +163,11 @@ def test_a_judgement_has_the_schema_and_leads_back_to_its_candidate(device: Devi
             evidence.candidate_from_json({**data, "source": {**data["source"], **change}})
 
 
-def test_flags_name_the_project_and_nothing_above_it() -> None:
-    given = ("-I/home/me/p/include", "-I/home/me/pool", "-DX=1", "-include=/home/me/p")
-    assert record.flags(given, Path("/home/me/p")) == ["-I./include", "-I/home/me/pool", "-DX=1", "-include=."]
+def test_flags_name_the_project_and_no_folder_of_the_machine() -> None:
+    given = ("-I/home/me/p/include", "-I/home/me/pool", "-I/home/meadow", "-DX=1", "-include=/home/me/p")
+    wanted = ["-I./include", "-I../pool", "-I/home/meadow", "-DX=1", "-include=."]
+    assert record.flags(given, Path("/home/me/p")) == wanted
+    assert record.flags(("-I/p/x", "-I/usr"), Path("/p")) == ["-I./x", "-I/usr"]
 
 
 @pytest.mark.parametrize(

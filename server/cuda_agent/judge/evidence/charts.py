@@ -283,7 +283,7 @@ def traffic(counts: Mapping[str, float]) -> Markup:
     ]
     parts = []
     for number, (name, what, before, after) in enumerate(rows):
-        x = Scale((0, max(before, after, 1)), (LEFT, WIDTH - 120))
+        x = Scale((0, max(before, after, 1)), (LEFT, WIDTH - 150))
         y = 8 + 62.0 * number
         parts += [
             _text(LEFT - 12, y + 16, name, "end", class_="row"),

@@ -293,7 +293,7 @@ def _diff(diff: str | None) -> Markup:
         else:
             lines.append(_line("", old, new, "", line[1:]))
             old, new = old + 1, new + 1
-    title = tag("h2", f"Change: {added} lines added, {removed} removed")
+    title = tag("h2", f"Change: {added} line{'' if added == 1 else 's'} added, {removed} removed")
     return tag("section", title, tag("div", tag("div", *lines, class_="lines mono"), class_="diff"), class_="long")
 
 
