@@ -164,6 +164,12 @@ def test_a_misplaced_nan_is_shown_as_one() -> None:
     assert "reassociated" not in text
 
 
+def test_the_rule_that_decided_is_named_where_it_is_known() -> None:
+    data = emulated()
+    data["gates"][3]["data"]["numeric"][0]["rule"] = "your tolerance 0.01·max|reference|"
+    assert "reassociated your tolerance 0.01·max|reference|" in Reader(page([data])).text
+
+
 def test_the_diff_has_the_line_numbers_of_both_files() -> None:
     html = page([emulated()])
     rows = re.findall(r'<div class="line ?(\w*)">(.*?)</div>', html)

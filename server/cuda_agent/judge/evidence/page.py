@@ -247,12 +247,17 @@ def _numeric(e: Evidence) -> Markup:
             tag(
                 "tr",
                 tag("td", tag("code", row["buffer"])),
-                tag("td", klass, class_=None if klass == row["class"] else "wrong"),
+                tag("td", klass, _rule(row), class_=None if klass == row["class"] else "wrong"),
                 *(tag("td", number(value), class_="n") for value in numbers),
             )
         )
     table = tag("div", tag("table", header, *body), class_="scroll")
     return _card("Numbers", table)
+
+
+def _rule(row: Evidence) -> Markup | None:
+    """Which numeric rule decided, where the judge says so."""
+    return tag("div", str(row["rule"]), class_="note") if row.get("rule") else None
 
 
 def _errors(e: Evidence) -> Iterator[Markup]:
