@@ -17,7 +17,7 @@ from cuda_agent.device import open_device
 from cuda_agent.errors import NoInputs, SourceError, UsageError, WorkloadError
 from cuda_agent.inputs import read_source
 from cuda_agent.judge import record
-from cuda_agent.judge.case import sha256
+from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.evidence import candidate_from_json, schema, to_json
 from cuda_agent.model import Build, Candidate, Workload
 from cuda_agent.source import edits

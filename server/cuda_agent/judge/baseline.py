@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from cuda_agent.device import jobs
 from cuda_agent.errors import WorkerDied, WorkloadError
 from cuda_agent.judge import numeric
-from cuda_agent.judge.case import sha256
+from cuda_agent.judge.digest import sha256
 from cuda_agent.workload.elements import SIZES, ElementType
 
 if TYPE_CHECKING:

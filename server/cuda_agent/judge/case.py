@@ -7,7 +7,6 @@ never the candidate's fault: `WorkloadError` (the inputs cannot be replayed), `D
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -291,10 +290,6 @@ def _watching(device: Device, cancelled: Callable[[], bool] | None) -> Iterator[
     finally:
         done.set()
         watcher.join()
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def slots_of(launch: Launch, kernel: Kernel) -> tuple[Slot, ...]:

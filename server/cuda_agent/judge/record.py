@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuda_agent import __version__
-from cuda_agent.judge.case import sha256
+from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.options import JudgeOptions
 from cuda_agent.model import Binary, Launch, Workload
 from cuda_agent.paths import project_folders

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any, cast
 
 from cuda_agent.errors import SourceError, UsageError
-from cuda_agent.judge.case import sha256
+from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.evidence.words import headline
 from cuda_agent.model import Assumption, Candidate, Edit, GateResult, LaunchMap, Proposal, Span, Timing, Verdict
 from cuda_agent.source import edits
