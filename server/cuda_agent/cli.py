@@ -127,6 +127,9 @@ def _parser() -> _Parser:
     optimize.add_argument("--candidates", type=int, metavar="N", help="candidates to judge at most (default 60)")
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
     html(optimize, "the evidence of every kernel that was made faster")
+    optimize.add_argument(
+        "--evidence", type=Path, metavar="FOLDER", help="also write an evidence file KERNEL.json for each of them"
+    )
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
 
     export = command("export-test", "Write a regression test of an accepted kernel for your own repository.")
@@ -404,6 +407,15 @@ def _write_page(file: Path | None, evidences: Sequence[Mapping[str, Any]]) -> No
     print(f"{file} shows the evidence", file=sys.stderr)
 
 
+def _write_evidence(folder: Path, won: Sequence[Outcome]) -> None:
+    from cuda_agent.workload.bundle import safe_name, write_atomic
+
+    for outcome in won:
+        file = folder / f"{safe_name(outcome.kernel)}.json"
+        write_atomic(file, (json.dumps(outcome.evidence, indent=2) + "\n").encode())
+        print(f"{file} is the evidence of {outcome.kernel}", file=sys.stderr)
+
+
 def _export_test(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent.regression import ExportRequest, export
 
@@ -459,7 +471,10 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
         outcomes = optimize_all(request, on_event=progress.event, cancelled=stop.is_set)
     progress.close()
     best = _best(outcomes)
-    _write_page(arguments.html, [o.evidence for o in outcomes if o.status == "verified" and o.evidence])
+    won = [outcome for outcome in outcomes if outcome.status == "verified" and outcome.evidence]
+    _write_page(arguments.html, [outcome.evidence for outcome in won])
+    if arguments.evidence:
+        _write_evidence(arguments.evidence, won)
     if arguments.json:
         _print_json(outcome_json(best, outcomes))
     else:

@@ -28,7 +28,7 @@ def optimised(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("optimised")
     shutil.copy(SOFTMAX, folder)
     argv = ["optimize", "softmax_rows.cu", *SMALL, "--candidates", "6", "--apply", "--trajectory", "steps.jsonl"]
-    argv += ["--html", "page.html"]
+    argv += ["--html", "page.html", "--evidence", "proof"]
     return folder, run(argv, folder, environment(cache)).check(0)
 
 
@@ -50,6 +50,8 @@ def test_the_winner_has_evidence_and_a_page(optimised: tuple[Path, Done]) -> Non
     folder, done = optimised
     assert list(schema.misfits(done.json)) == []
     assert str(folder) not in json.dumps(done.json["record"])
+    kept = schema.read(folder / "proof" / "softmax_rows.json")
+    assert kept == {key: done.json[key] for key in kept}
     html = (folder / "page.html").read_text()
     assert html.count("<article>") == 1
     assert "<code>softmax_rows</code>" in html
