@@ -1,9 +1,8 @@
-"""The command line: facts · capture · verify · bench · optimize · serve · worker · doctor.
+"""The command line: facts · capture · verify · bench · optimize · export-test · serve · worker · doctor.
 
 With `--json` one JSON object goes to stdout; progress always goes to stderr. What no flag says is the setting's value
-(`--set`, docs/configuration.md). Exit codes: 0 verified or done,
-1 rejected, 2 could not decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world
-only when called.
+(`--set`, docs/configuration.md). Exit codes: 0 verified, holds or done, 1 rejected or holds no longer, 2 could not
+decide (no inputs, no compiler, no device), 3 usage. `serve` and `worker` import their world only when called.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 # A person who waits at a terminal lets a search take longer than one who edits meanwhile.
 DEFAULTS = config.Settings(budget_seconds=300.0, budget_candidates=60)
+EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,6 +80,9 @@ def _parser() -> _Parser:
             help=f"also rebuild your program in a copy of its folder with {whose} and compare a run of it (gate G13)",
         )
 
+    def html(sub: argparse.ArgumentParser, what: str) -> None:
+        sub.add_argument("--html", type=Path, metavar="FILE", help=f"also write {what} as one HTML page")
+
     facts = command("facts", "Registers, spills, shared memory and occupancy of every kernel in a file.")
     facts.add_argument("file", type=Path)
     facts.add_argument("--kernel")
@@ -99,10 +102,18 @@ def _parser() -> _Parser:
     capture.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 
     verify = command("verify", "Judge a rewrite: same results, no faults, and how fast.")
-    verify.add_argument("original", type=Path)
-    verify.add_argument("candidate", type=Path)
+    verify.add_argument("original", type=Path, nargs="?")
+    verify.add_argument("candidate", type=Path, nargs="?")
+    again = verify.add_mutually_exclusive_group()
+    again.add_argument(
+        "--from", dest="evidence", type=Path, metavar="EVIDENCE", help="judge again what an evidence.json is about"
+    )
+    again.add_argument("--test", type=Path, metavar="FOLDER", help="run a regression test that `export-test` wrote")
+    verify.add_argument("--source", type=Path, help="with --from: the source file (or its project), when it was moved")
+    verify.add_argument("--inputs", type=Path, help="with --from: the folder of the inputs, when it was moved")
     inputs(verify)
     in_program(verify, "the candidate")
+    html(verify, "the evidence")
 
     bench = command("bench", "Time a kernel against itself on its inputs: its time and this machine's noise.")
     bench.add_argument("file", type=Path)
@@ -115,7 +126,18 @@ def _parser() -> _Parser:
     optimize.add_argument("--budget", type=_seconds, metavar="SECONDS", help="default 300")
     optimize.add_argument("--candidates", type=int, metavar="N", help="candidates to judge at most (default 60)")
     optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
+    html(optimize, "the evidence of every kernel that was made faster")
+    optimize.add_argument(
+        "--evidence", type=Path, metavar="FOLDER", help="also write an evidence file KERNEL.json for each of them"
+    )
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
+
+    export = command("export-test", "Write a regression test of an accepted kernel for your own repository.")
+    export.add_argument("evidence", type=Path, help="evidence.json of a verified candidate that is in the file now")
+    export.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="a new folder for the test")
+    export.add_argument("--ctest", action="store_true", help="a CMakeLists.txt for CTest instead of a pytest file")
+    export.add_argument("--source", type=Path, help="the source file (or its project), when it was moved")
+    export.add_argument("--inputs", type=Path, help="the folder of the inputs, when it was moved")
 
     command("serve", "Speak the Language Server Protocol on stdin and stdout.", device=False).add_argument(
         "--stdio", action="store_true"
@@ -317,9 +339,15 @@ def _capture(arguments: argparse.Namespace, progress: Progress, stop: threading.
 
 def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent.judge.evidence import to_json
-    from cuda_agent.report import show_evidence
     from cuda_agent.verify import VerifyRequest, verify
 
+    files = [arguments.original, arguments.candidate]
+    if arguments.evidence or arguments.test:
+        if any(files) or arguments.kernel or arguments.args or arguments.run or arguments.in_program:
+            raise UsageError("--from and --test say what is judged and how: leave files, --kernel, --args, --run out")
+        return (_verify_again if arguments.evidence else _verify_test)(arguments, progress, stop)
+    if not all(files):
+        raise UsageError("verify needs two files, --from EVIDENCE or --test FOLDER")
     request = VerifyRequest(
         _existing(arguments.original),
         _existing(arguments.candidate),
@@ -330,12 +358,77 @@ def _verify(arguments: argparse.Namespace, progress: Progress, stop: threading.E
     )
     done = verify(request, on_event=progress.event, cancelled=stop.is_set)
     evidence = to_json(done.verdict, candidate=done.candidate, diff=done.diff)
+    _show(arguments, progress, evidence)
+    return EXIT[done.verdict.status]
+
+
+def _verify_again(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.recheck import RecheckRequest, recheck
+
+    request = RecheckRequest(
+        arguments.evidence, arguments.source, arguments.inputs, arguments.device, arguments.timeout
+    )
+    done = recheck(request, on_event=progress.event, cancelled=stop.is_set)
+    _show(arguments, progress, done.evidence)
+    return {True: 0, False: 1, None: 2}[done.holds]
+
+
+def _verify_test(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.judge.evidence import to_json
+    from cuda_agent.regression import run
+
+    verdict = run(arguments.test, arguments.device)
+    _show(arguments, progress, to_json(verdict))
+    return EXIT[verdict.status]
+
+
+def _show(arguments: argparse.Namespace, progress: Progress, evidence: Mapping[str, Any]) -> None:
+    from cuda_agent.report import show_evidence
+
     progress.close()
+    _write_page(arguments.html, [evidence])
     if arguments.json:
         _print_json(evidence)
     else:
         show_evidence(evidence)
-    return {"verified": 0, "rejected": 1, "undecided": 2}[done.verdict.status]
+
+
+def _write_page(file: Path | None, evidences: Sequence[Mapping[str, Any]]) -> None:
+    """The HTML page, when one was asked for and there is something to show."""
+    if file is None:
+        return
+    if not evidences:
+        print(f"no kernel was made faster, so {file} was not written", file=sys.stderr)
+        return
+    from cuda_agent.judge.evidence.page import page
+    from cuda_agent.workload.bundle import write_atomic
+
+    write_atomic(file, page(evidences).encode())
+    print(f"{file} shows the evidence", file=sys.stderr)
+
+
+def _write_evidence(folder: Path, won: Sequence[Outcome]) -> None:
+    from cuda_agent.workload.bundle import safe_name, write_atomic
+
+    for outcome in won:
+        file = folder / f"{safe_name(outcome.kernel)}.json"
+        write_atomic(file, (json.dumps(outcome.evidence, indent=2) + "\n").encode())
+        print(f"{file} is the evidence of {outcome.kernel}", file=sys.stderr)
+
+
+def _export_test(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.regression import ExportRequest, export
+
+    request = ExportRequest(
+        arguments.evidence, arguments.into, arguments.ctest, arguments.source, arguments.inputs, arguments.device
+    )
+    done = export(request, cancelled=stop.is_set)
+    progress.close()
+    if arguments.json:
+        _print_json({"status": "done", **done.to_json()})
+    else:
+        print(done.sentence)
+    return 0
 
 
 def _bench(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
@@ -378,6 +471,10 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
         outcomes = optimize_all(request, on_event=progress.event, cancelled=stop.is_set)
     progress.close()
     best = _best(outcomes)
+    won = [outcome for outcome in outcomes if outcome.status == "verified" and outcome.evidence]
+    _write_page(arguments.html, [outcome.evidence for outcome in won])
+    if arguments.evidence:
+        _write_evidence(arguments.evidence, won)
     if arguments.json:
         _print_json(outcome_json(best, outcomes))
     else:
@@ -422,6 +519,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress, threading.Event]
     "verify": _verify,
     "bench": _bench,
     "optimize": _optimize,
+    "export-test": _export_test,
     "doctor": _doctor,
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command import Done, environment, run
 
+from cuda_agent.judge.evidence import schema
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module
 from cuda_agent.toolchain import nvcc
@@ -27,6 +28,7 @@ def optimised(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("optimised")
     shutil.copy(SOFTMAX, folder)
     argv = ["optimize", "softmax_rows.cu", *SMALL, "--candidates", "6", "--apply", "--trajectory", "steps.jsonl"]
+    argv += ["--html", "page.html", "--evidence", "proof"]
     return folder, run(argv, folder, environment(cache)).check(0)
 
 
@@ -42,6 +44,20 @@ def test_optimize_finds_a_row_a_warp(optimised: tuple[Path, Done]) -> None:
     built = {gate["id"]: gate["status"] for gate in found["gates"]}
     assert {built[gate] for gate in ("G0", "G1", "G2", "G3", "G4", "G6", "G7", "G14")} == {"pass"}
     assert all(set(gate) >= {"id", "name", "status", "detail"} for gate in found["gates"])
+
+
+def test_the_winner_has_evidence_and_a_page(optimised: tuple[Path, Done]) -> None:
+    folder, done = optimised
+    assert list(schema.misfits(done.json)) == []
+    assert str(folder) not in json.dumps(done.json["record"])
+    kept = schema.read(folder / "proof" / "softmax_rows.json")
+    assert kept == {key: done.json[key] for key in kept}
+    html = (folder / "page.html").read_text()
+    assert html.count("<article>") == 1
+    assert "<code>softmax_rows</code>" in html
+    assert "__shfl_xor_sync" in html
+    assert "Predicted memory traffic" in html
+    assert "not measured" in html
 
 
 def test_apply_writes_the_verified_text(optimised: tuple[Path, Done]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_agent import cli
+from cuda_agent.judge.evidence import schema
 
 SOFTMAX = Path(__file__).parents[1] / "corpus" / "softmax_rows.cu"
 GPU = ["--device", "cuda:0", "--json"]
@@ -51,6 +52,43 @@ def test_optimize_then_verify(source: Path, capsys: pytest.CaptureFixture[str]) 
     worse = ask(["verify", str(source), str(original), "--kernel", "softmax_rows", *GPU, *SIZES], capsys)
     assert not worse["faster"]
     assert worse["timing"]["label"] == "SLOWER"
+
+
+def test_evidence_is_drawn_holds_and_becomes_a_test(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every sample of a real timing is in the evidence and on the page; the gain is found again; the exported test
+    passes with the accepted kernel and fails with a broken one."""
+    page, saved = source.parent / "page.html", source.parent / "evidence.json"
+    argv = [
+        "optimize",
+        str(source),
+        *GPU,
+        *SIZES,
+        "--candidates",
+        "12",
+        "--budget",
+        "120",
+        "--apply",
+        "--html",
+        str(page),
+    ]
+    found = ask(argv, capsys)
+    assert list(schema.misfits(found)) == []
+    measured = found["record"]["measurements"]
+    assert len(measured) == len(found["timing"]["per_launch"])
+    assert sum(len(m["original_us"]) + len(m["candidate_us"]) for m in measured) == found["timing"]["samples"]
+    assert page.read_text().count('class="dot') == found["timing"]["samples"]
+    assert found["record"]["device"]["driver"]
+    saved.write_text(json.dumps(found))
+    again = ask(["verify", "--from", str(saved), "--source", str(source), *GPU], capsys)
+    assert again["again"]["holds"] is True, again["again"]
+    assert again["faster"]
+    argv = ["export-test", str(saved), "--source", str(source), "--into", str(source.parent / "t"), *GPU]
+    assert ask(argv, capsys)["kernel"] == "softmax_rows"
+    assert ask(["verify", "--test", str(source.parent / "t"), *GPU], capsys)["status"] == "verified"
+    text = source.read_text()
+    source.write_text(text.replace("/= sum", "/= sum + 1e-3f"))
+    assert source.read_text() != text
+    assert ask(["verify", "--test", str(source.parent / "t"), *GPU], capsys, 1)["status"] == "rejected"
 
 
 def test_bench(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

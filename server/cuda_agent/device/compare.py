@@ -7,18 +7,21 @@ elements finite on both sides:
     max_abs  max |a - b|                 max_rel  max |a - b| / max(|a|, |b|)
     rel_l2   ||a - b|| / ||a||           max_ulp  representable numbers between a and b
     nan_mismatch  elements where one side is NaN or an infinity and the other is not the same
+    histogram  compared elements by distance (ulp of floats, |a - b| of integers): none, 1, 2, up to 4, up to 8, …;
+               trailing empty bins are left out, and nan_mismatch elements are in none
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
 CHUNK = 1 << 23  # elements
+BIN_ENDS = (0, *(1 << power for power in range(64)))  # largest distance in each bin; the last bin has no end
 
 # dtype name → (bytes an element, kind). "x" compares bits only.
 DTYPES: dict[str, tuple[int, str]] = {
@@ -102,9 +105,10 @@ class Tally:
     first: dict[str, Any] | None = None
     first_outside: dict[str, Any] | None = None
     tail: int = 0  # bytes beyond the last whole element that differ
+    bins: list[int] = field(default_factory=lambda: [0] * (len(BIN_ENDS) + 1))  # of the elements that differ
 
     def result(self, tolerance: bool) -> dict[str, Any]:
-        out = {
+        out: dict[str, Any] = {
             "dtype": self.dtype,
             "equal": self.differing == 0 and self.tail == 0,
             "compared": self.compared,
@@ -114,6 +118,7 @@ class Tally:
             "max_ulp": self.max_ulp,
             "rel_l2": self.rel_l2,
             "nan_mismatch": self.nan_mismatch,
+            "histogram": self.histogram(),
             "worst": self.worst,
             "first": self.first_outside if tolerance and self.first_outside else self.first,
         }
@@ -121,6 +126,16 @@ class Tally:
             out["outside"] = self.outside + (1 if self.tail else 0)
             out["within"] = out["outside"] == 0
         return out
+
+    def histogram(self) -> list[int]:
+        counts = [self.bins[0] + self.compared - self.differing, *self.bins[1:]]
+        return counts[: max((at + 1 for at, count in enumerate(counts) if count), default=0)]
+
+    def count(self, xp: Any, distances: Any) -> None:
+        """Add distances (uint64) to the bins."""
+        places = xp.searchsorted(xp.asarray(BIN_ENDS, dtype=xp.uint64), distances)
+        for at, number in enumerate(xp.bincount(places, minlength=len(self.bins)).tolist()):
+            self.bins[at] += number
 
 
 def compare(
@@ -232,6 +247,7 @@ def _add_floats(
     t.max_abs = max(t.max_abs, float(difference.max()))
     t.max_rel = max(t.max_rel, float(relative.max()))
     t.max_ulp = max(t.max_ulp, int(steps.max()))
+    t.count(xp, steps[finite | same])
     # A misplaced NaN is worse than any distance.
     badness = xp.where(~finite & ~same, xp.inf, difference)
     _keep_worst(xp, t, a, b, where, start, badness)
@@ -251,6 +267,7 @@ def _add_integers(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int) -> 
     va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
     larger = xp.maximum(xp.abs(va), xp.abs(vb))
     t.max_abs = max(t.max_abs, float(unsigned.max()))
+    t.count(xp, unsigned)
     t.max_rel = max(t.max_rel, float((unsigned.astype(xp.float64) / xp.where(larger > 0, larger, 1.0)).max()))
     t.outside += int(a.size)
     if t.first_outside is None:

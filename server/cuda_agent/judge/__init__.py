@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .evidence import from_json, headline, render_text, to_json
-from .options import JudgeOptions
+from cuda_agent.judge.evidence import from_json, headline, render_text, to_json
+from cuda_agent.judge.options import JudgeOptions
 
 if TYPE_CHECKING:
-    from .verdict import judge, quick
+    from cuda_agent.judge.verdict import judge, quick
 
 __all__ = ["JudgeOptions", "from_json", "headline", "judge", "quick", "render_text", "to_json"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("judge", "quick"):
-        from . import verdict
+        from cuda_agent.judge import verdict
 
         return getattr(verdict, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

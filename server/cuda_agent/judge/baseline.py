@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..device import jobs
-from ..errors import WorkerDied, WorkloadError
-from ..workload.elements import SIZES, ElementType
-from . import numeric
-from .case import sha256
+from cuda_agent.device import jobs
+from cuda_agent.errors import WorkerDied, WorkloadError
+from cuda_agent.judge import numeric
+from cuda_agent.judge.digest import sha256
+from cuda_agent.workload.elements import SIZES, ElementType
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from .case import Case, Results
+    from cuda_agent.device import Device
+    from cuda_agent.judge.case import Case, Results
 
 # Two patterns a float type, little-endian: a quiet NaN with a payload, then 2^100 (f16: 32,768). An element the
 # kernel leaves alone keeps both; an element computed from one that nobody wrote shows it. Integers get two bit

@@ -7,7 +7,6 @@ never the candidate's fault: `WorkloadError` (the inputs cannot be replayed), `D
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,23 +14,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..device import jobs
-from ..errors import Cancelled, DeviceError, NoInputs, WorkloadError
-from ..model import Binary, Build, Candidate, Kernel, Launch, Timing, Workload
-from ..source.documents import Document
-from ..source.symbols import Module
-from ..source.symbols import module as parse
-from ..toolchain import names
-from ..workload import bundle, elements, launch_map
-from ..workload.elements import ElementType
-from .edit_tokens import select
-from .options import JudgeOptions
+from cuda_agent.device import jobs
+from cuda_agent.errors import Cancelled, DeviceError, NoInputs, WorkloadError
+from cuda_agent.judge.edit_tokens import select
+from cuda_agent.judge.options import JudgeOptions
+from cuda_agent.model import Binary, Build, Candidate, Kernel, Launch, Timing, Workload
+from cuda_agent.source.documents import Document
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.symbols import module as parse
+from cuda_agent.toolchain import names
+from cuda_agent.workload import bundle, elements, launch_map
+from cuda_agent.workload.elements import ElementType
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from .baseline import Baseline
-    from .outcome import Outcome
-    from .timing import Times
+    from cuda_agent.device import Device
+    from cuda_agent.judge.baseline import Baseline
+    from cuda_agent.judge.outcome import Outcome
+    from cuda_agent.judge.timing import Times
 
 ORIGINAL, CANDIDATE = "original", "candidate"  # module names in a job
 Results = list[dict[str, Any]]
@@ -212,14 +211,14 @@ class Case:
         return [*steps, jobs.load_step(self.candidate_binary, CANDIDATE)] if candidate else steps
 
     def baseline(self, index: int) -> Baseline:
-        from .baseline import of
+        from cuda_agent.judge.baseline import of
 
         return of(self, index)
 
     def outcome(self, index: int) -> Outcome:
         """What the candidate did on one launch. Runs once."""
         if index not in self._outcomes:
-            from .outcome import observe
+            from cuda_agent.judge.outcome import observe
 
             self._outcomes[index] = observe(self, index)
             self.ran["verified"].add(self.candidate_binary.sha256)
@@ -239,7 +238,7 @@ class Case:
     def times(self) -> Times:
         """Timings of every launch, measured once. Needs a GPU."""
         if self._times is None:
-            from .timing import measure
+            from cuda_agent.judge.timing import measure
 
             self._times = measure(self)
         return self._times
@@ -291,10 +290,6 @@ def _watching(device: Device, cancelled: Callable[[], bool] | None) -> Iterator[
     finally:
         done.set()
         watcher.join()
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def slots_of(launch: Launch, kernel: Kernel) -> tuple[Slot, ...]:

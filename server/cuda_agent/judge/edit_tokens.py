@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
-from ..errors import SourceError
-from ..model import Kernel, LaunchSite, Span
-from ..source.symbols import Module
-from ..source.tree import walk
-from .vocabulary import LAUNCH_CALLS
+from cuda_agent.errors import SourceError
+from cuda_agent.judge.vocabulary import LAUNCH_CALLS
+from cuda_agent.model import Kernel, LaunchSite, Span
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.tree import walk
 
 _TOKEN = re.compile(
     rb"""(?P<comment>//(?:[^\n\\]|\\[\s\S])*|/\*[\s\S]*?(?:\*/|\Z))

@@ -12,8 +12,8 @@ import platform
 import statistics
 from bisect import bisect
 
-from .. import cache
-from ..device.info import DeviceInfo
+from cuda_agent import cache
+from cuda_agent.device.info import DeviceInfo
 
 LENGTHS_US = (20.0, 100.0, 1000.0)  # borders between classes of kernels: below the first they are timed in batches
 ENOUGH = 3  # A/A runs before a day's floor means something

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from ..model import GateResult
+from cuda_agent.model import GateResult
 
 if TYPE_CHECKING:
-    from .case import Case
+    from cuda_agent.judge.case import Case
 
 Needs = Literal["text", "binary", "run", "gpu"]
 NO_TIME = "the emulator does not measure time"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..model import NumericClass
+from cuda_agent.model import NumericClass
 
 RULE = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}  # relative to max|reference| of the buffer
 ORDER: tuple[NumericClass, ...] = ("bit-exact", "reassociated", "tolerance", "fast-math")
@@ -49,12 +49,13 @@ class Compared:
     result: Mapping[str, Any]  # the compare step's row
 
     def to_json(self) -> dict[str, Any]:
-        keys = ("dtype", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "nan_mismatch", "worst")
+        keys = ("dtype", "differing", "max_abs", "max_rel", "max_ulp", "rel_l2", "nan_mismatch", "histogram", "worst")
         return {
             "launch": self.launch,
             "buffer": self.buffer,
             "class": self.klass,
             "elements": self.result["compared"],
+            "within": self.within,
             "allowed": self.allowed,
             **{key: self.result[key] for key in keys},
         }

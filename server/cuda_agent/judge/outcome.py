@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device import jobs
-from ..errors import DeadlineExceeded, WorkerDied, WorkloadError
-from . import numeric
-from .baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
+from cuda_agent.device import jobs
+from cuda_agent.errors import DeadlineExceeded, WorkerDied, WorkloadError
+from cuda_agent.judge import numeric
+from cuda_agent.judge.baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
 
 if TYPE_CHECKING:
-    from .case import Case, Results
+    from cuda_agent.judge.case import Case, Results
 
 
 @dataclass(frozen=True, slots=True)

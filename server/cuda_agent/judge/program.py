@@ -24,17 +24,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..capture import CaptureOptions, CaptureReport, NothingCaptured, process, shim
-from ..capture.session import Session
-from ..errors import Cancelled, CompileError, WorkloadError
-from ..model import Launch
-from ..toolchain import options as words
-from ..toolchain import sandbox
-from ..toolchain.build import COMMANDS, RECORD, recorded_commands, sort_out
-from ..workload import bundle
+from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, process, shim
+from cuda_agent.capture.session import Session
+from cuda_agent.errors import Cancelled, CompileError, WorkloadError
+from cuda_agent.model import Launch
+from cuda_agent.toolchain import options as words
+from cuda_agent.toolchain import sandbox
+from cuda_agent.toolchain.build import COMMANDS, RECORD, recorded_commands, sort_out
+from cuda_agent.workload import bundle
 
 if TYPE_CHECKING:
-    from .case import Case
+    from cuda_agent.judge.case import Case
 
 COPY_LIMIT = 2 << 30  # bytes of a project that are copied
 OUTPUT_LIMIT = 64 << 20  # a build output above this is left out; the command makes it again

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..model import Timing
+from cuda_agent.model import Timing
 
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]

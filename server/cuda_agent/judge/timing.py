@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device import jobs
-from ..errors import DeadlineExceeded, DeviceError, WorkerDied
-from ..model import Timing
-from . import floor as floors
-from . import numeric, statistics
-from .baseline import mask, need, poison_of
-from .case import ORIGINAL
+from cuda_agent.device import jobs
+from cuda_agent.errors import DeadlineExceeded, DeviceError, WorkerDied
+from cuda_agent.judge import floor as floors
+from cuda_agent.judge import numeric, statistics
+from cuda_agent.judge.baseline import mask, need, poison_of
+from cuda_agent.judge.case import ORIGINAL
+from cuda_agent.model import Timing
 
 if TYPE_CHECKING:
-    from .case import Case
+    from cuda_agent.judge.case import Case
 
 FLOOR_ROUNDS = 20
 CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock
@@ -33,7 +33,7 @@ class LaunchTime:
     index: int
     shape: str
     timing: Timing
-    raw: Mapping[str, Any]  # the `time` step's result without its samples
+    raw: Mapping[str, Any]  # the `time` step's result, samples included
     clock_mhz: tuple[float, float] | None  # median SM clock during A's and B's samples
     unsteady: int = 0  # rounds during which the SM clock changed
     floors: Mapping[str, float] = field(default_factory=dict)  # "own": this kernel's A/A run, "day", "day_runs"
@@ -112,7 +112,7 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
         )
     except ValueError as error:
         raise DeviceError(f"{tag}: {error}; give it more time (timing budget) or a smaller launch") from error
-    rest = {key: value for key, value in raw.items() if key not in ("samples", "order", "ok")}
+    rest = {key: value for key, value in raw.items() if key not in ("order", "ok")}
     clocks, unsteady = _clocks(raw["samples"]), _unsteady(raw["samples"])
     return LaunchTime(index, case.launch_name(index), timing, rest, clocks, unsteady, floor)
 

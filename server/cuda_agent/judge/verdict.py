@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Cancelled, CudaAgentError
-from ..model import Build, Candidate, EvidenceLevel, GateResult, NumericClass, Verdict, VerdictStatus, Workload
-from . import numeric, record
-from .case import Case
-from .gate import NO_TIME, Gate, not_run
-from .gates import GATES, QUICK
-from .options import JudgeOptions
+from cuda_agent.errors import Cancelled, CudaAgentError
+from cuda_agent.judge import numeric, record
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import NO_TIME, Gate, not_run
+from cuda_agent.judge.gates import GATES, QUICK
+from cuda_agent.judge.options import JudgeOptions
+from cuda_agent.model import Build, Candidate, EvidenceLevel, GateResult, NumericClass, Verdict, VerdictStatus, Workload
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from ..source.symbols import Module
+    from cuda_agent.device import Device
+    from cuda_agent.source.symbols import Module
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 QUICK_ROUNDS, QUICK_BUDGET_S = 10, 2.0
@@ -174,8 +174,9 @@ def inputs(workload: Workload) -> str:
 
 
 def _numeric(case: Case) -> NumericClass | None:
-    rows = [row.klass for outcome in case.outcomes() if outcome.fault is None for row in outcome.compared]
-    return numeric.worst(rows) if rows else None
+    """The worst class; None where there is none to speak of, or where a difference has no class because it is wrong."""
+    rows = [row for outcome in case.outcomes() if outcome.fault is None for row in outcome.compared]
+    return numeric.worst(row.klass for row in rows) if rows and all(row.within for row in rows) else None
 
 
 def _traffic(case: Case) -> dict[str, float]:

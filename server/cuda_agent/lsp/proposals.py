@@ -19,7 +19,7 @@ from cuda_agent import paths
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.errors import SourceError
 from cuda_agent.lsp.documents import OpenFile
-from cuda_agent.model import Edit, Kernel, Proposal, Span
+from cuda_agent.model import Edit, Kernel, Proposal
 from cuda_agent.source import edits, symbols
 
 State = Literal["fresh", "stale", "accepted", "rejected"]
@@ -39,23 +39,12 @@ def source_hash(module: symbols.Module, kernel: Kernel) -> str:
 def rebased(proposal: Proposal, text: str) -> tuple[Edit, ...]:
     """The candidate's edits for `text`, which may differ from the judged text elsewhere. SourceError when a change
     since then touches a place that the candidate edits."""
-    original, wanted = proposal.candidate.original, proposal.candidate.edits
-    if text == original:
-        return wanted
-    since = edits.minimal(original, text)
-    result = []
-    for edit in wanted:
-        shift = 0
-        for other in since:
-            if other.span.end < edit.span.start:
-                shift += len(other.text.encode("utf-8", "surrogatepass")) - (other.span.end - other.span.start)
-            elif other.span.start <= edit.span.end:
-                raise SourceError(
-                    "the file changed since in a place that this proposal edits; undo that change, "
-                    "or optimise the kernel again"
-                )
-        result.append(Edit(Span(edit.span.start + shift, edit.span.end + shift), edit.text))
-    return tuple(result)
+    found = edits.rebase(proposal.candidate.edits, proposal.candidate.original, text)
+    if found is None:
+        raise SourceError(
+            "the file changed since in a place that this proposal edits; undo that change, or optimise the kernel again"
+        )
+    return found
 
 
 @dataclass

@@ -64,6 +64,21 @@ def invert(text: str, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     return tuple(result)
 
 
+def rebase(edits: Iterable[Edit], base: str, now: str) -> tuple[Edit, ...] | None:
+    """Edits of `base` moved to `now`, a text that was changed elsewhere; None where a change touches an edit."""
+    moved: list[Edit] = []
+    changes = ordered(minimal(base, now), len(encode(base)))
+    for edit in edits:
+        shift = 0
+        for change in changes:
+            if change.span.end < edit.span.start:
+                shift += len(encode(change.text)) - (change.span.end - change.span.start)
+            elif change.span.start <= edit.span.end:
+                return None
+        moved.append(Edit(Span(edit.span.start + shift, edit.span.end + shift), edit.text))
+    return tuple(moved)
+
+
 def minimal(old: str, new: str) -> tuple[Edit, ...]:
     """The edits from `old` to `new`, first by lines, then by tokens inside the lines that differ.
     `apply(old, minimal(old, new)) == new` always."""

@@ -188,3 +188,29 @@ def test_chunks_do_not_change_the_answer(pairs: list[tuple[float, float, bool]],
     with numpy.errstate(all="ignore"):
         assert whole["max_abs"] == max([0.0, *numpy.abs(fa - fb)[finite]])
     assert whole["differing"] == int((a.view("u4") != b.view("u4")).sum())
+
+
+def test_the_histogram_bins_distances_by_powers_of_two() -> None:
+    one = numpy.float32(1.0).view("u4")
+    steps = [0, 0, 1, 2, 3, 4, 5, 8, 9, 1000]
+    a = numpy.full(len(steps), one, dtype="u4")
+    result = compare(numpy, a.view("u1"), (a + numpy.array(steps, dtype="u4")).view("u1"), "f32")
+    # none, 1, 2, 3–4, 5–8, 9–16, 17–32, …, 513–1024
+    assert result["histogram"] == [2, 1, 1, 2, 2, 1, 0, 0, 0, 0, 0, 1]
+    assert sum(result["histogram"]) == result["compared"]
+
+
+def test_the_histogram_of_integers_counts_differences_and_leaves_misplaced_nans_out() -> None:
+    integers = compare(numpy, raw([7, 7, 7], "i4"), raw([7, 5, -1], "i4"), "i32")
+    assert integers["histogram"] == [1, 0, 1, 0, 1]
+    widest = compare(numpy, raw([-(1 << 63)], "i8"), raw([(1 << 63) - 1], "i8"), "i64")
+    assert widest["histogram"][-1] == 1
+    assert len(widest["histogram"]) == 66  # more than 2^63
+    nans = compare(numpy, raw([math.nan, 1.0, 2.0], "f4"), raw([1.0, 1.0, 2.0], "f4"), "f32")
+    assert (nans["histogram"], nans["nan_mismatch"]) == ([2], 1)
+
+
+def test_the_histogram_of_one_selection() -> None:
+    a, b = raw([1.0, 2.0, 3.0], "f4"), raw([1.0, 2.5, 3.5], "f4")
+    chosen = select(numpy, a.size, "f32", [[0, 8]], None, False)
+    assert sum(compare(numpy, a, b, "f32", selected=chosen)["histogram"]) == 2

@@ -12,89 +12,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cuda_agent import judge
+from cuda_agent.device.client import Device
 from cuda_agent.errors import UsageError
-from cuda_agent.judge import evidence
+from cuda_agent.judge import JudgeOptions, evidence, record
+from cuda_agent.judge.evidence import schema
 from cuda_agent.judge.gates import GATES
 from cuda_agent.judge.gates.page import page
 from cuda_agent.model import Assumption, Candidate, GateResult, LaunchMap, Proposal, Timing, Verdict
 
+from .conftest import GOOD, build, candidate, source, workload
+
 ROOT = Path(__file__).parent.parent.parent.parent
-NUMBER = (int, float)
-NONE = type(None)
-SCHEMA: dict[str, Any] = {
-    "schema": int,
-    "status": ("verified", "rejected", "undecided"),
-    "evidence_level": ("none", "emulated", "replayed", "in-program"),
-    "faster": bool,
-    "headline": str,
-    "kernel": (str, NONE),
-    "file": (str, NONE),
-    "inputs": str,
-    "numeric": (NONE, "bit-exact", "reassociated", "tolerance", "fast-math"),
-    "gates": [
-        {
-            "id": str,
-            "name": str,
-            "status": ("pass", "fail", "not-run"),
-            "detail": str,
-            "seconds": NUMBER,
-            "data": dict,
-            "undecided": bool,
-        }
-    ],
-    "timing": (
-        NONE,
-        {
-            "ratio": NUMBER,
-            "ci": [NUMBER],
-            "original_us": NUMBER,
-            "candidate_us": NUMBER,
-            "device": str,
-            "label": ("FASTER", "SLOWER", "SAME", "AMBIGUOUS"),
-            "noise_floor": NUMBER,
-            "warm_ratio": (*NUMBER, NONE),
-            "cycles_ratio": (*NUMBER, NONE),
-            "cycles_ci": (NONE, [NUMBER]),
-            "samples": int,
-            "per_launch": [{"shape": str, "ratio": NUMBER, "ci": [NUMBER]}],
-        },
-    ),
-    "traffic": dict,
-    "record": dict,
-    "candidate": (
-        NONE,
-        {
-            "id": str,
-            "kernel": str,
-            "origin": str,
-            "numeric": str,
-            "launch": {"grid": [str], "block": [str], "shared": str, "seen": bool},
-            "assumptions": [{"text": str, "known": ("proved", "captured", "assumed")}],
-        },
-    ),
-    "proposal": (NONE, {"id": str, "uri": str, "source_hash": str}),
-    "diff": (str, NONE),
-}
-
-
-def misfits(value: Any, schema: Any, where: str = "$") -> list[str]:
-    """Where a value does not follow the schema above: types, allowed words, objects with exactly these keys, lists."""
-    if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            return [f"{where}: no object"]
-        found = [f"{where}.{key}: missing or unknown" for key in value.keys() ^ schema.keys()]
-        return found + [m for k in value.keys() & schema.keys() for m in misfits(value[k], schema[k], f"{where}.{k}")]
-    if isinstance(schema, list):
-        if not isinstance(value, list):
-            return [f"{where}: no list"]
-        return [m for i, item in enumerate(value) for m in misfits(item, schema[0], f"{where}[{i}]")]
-    if isinstance(schema, tuple):
-        choices = [misfits(value, choice, where) for choice in schema]
-        return [] if any(not choice for choice in choices) else min(choices, key=len)
-    if isinstance(schema, type):
-        return [] if type(value) is schema else [f"{where}: {value!r} is no {schema.__name__}"]
-    return [] if value == schema else [f"{where}: {value!r} is not {schema!r}"]
-
 
 TIMING = Timing(
     2.31,
@@ -112,6 +41,7 @@ TIMING = Timing(
 ROW = {
     "launch": 0,
     "buffer": "out",
+    "dtype": "f32",
     "class": "reassociated",
     "elements": 8192,
     "differing": 12,
@@ -121,6 +51,8 @@ ROW = {
     "rel_l2": 1e-8,
     "allowed": 1e-5,
     "nan_mismatch": 0,
+    "within": True,
+    "histogram": [8180, 8, 3, 1],
     "worst": {"index": 5, "expected": 0.5, "got": 0.50000006},
 }
 
@@ -177,16 +109,82 @@ def test_the_schema(name: str) -> None:
         evidence.to_json(VERDICTS[name], proposal),
         evidence.to_json(VERDICTS[name], candidate=CANDIDATE, diff="d", kernel="softmax", file="x.cu"),
     ):
-        assert misfits(data, SCHEMA) == []
-        assert data["schema"] == evidence.SCHEMA == 1
+        assert list(schema.misfits(data)) == []
+        assert data["schema"] == evidence.SCHEMA == schema.schema_version()
 
 
-def test_the_check_itself_sees_a_misfit() -> None:
-    data = evidence.to_json(verdict())
-    assert misfits({**data, "status": "great"}, SCHEMA)
-    assert misfits({**data, "extra": 1}, SCHEMA)
-    assert misfits({k: v for k, v in data.items() if k != "gates"}, SCHEMA)
-    assert misfits({**data, "timing": {**data["timing"], "ci": ["x"]}}, SCHEMA)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"status": "great"}, "$.status is 'great', not one of verified, rejected, undecided"),
+        ({"schema": True}, "$.schema is True, not 1"),
+        ({"faster": 1}, "$.faster is no boolean"),
+        ({"gates": [{}]}, "$.gates[0].data is missing"),
+        ({"traffic": {"sectors_before": "many"}}, "$.traffic.sectors_before is no number"),
+        ({"timing": {"ratio": 2.0}}, "$.timing.ci is missing"),
+        ({"record": {"inputs": "abc"}}, "$.record.inputs does not match ^[0-9a-f]{64}$"),
+        ({"source": {"edits": [[1, 2]]}}, "$.source.edits[0] has 2 items, at least 3 are needed"),
+    ],
+)
+def test_the_check_sees_a_misfit(change: dict[str, Any], sentence: str) -> None:
+    assert sentence in list(schema.misfits({**evidence.to_json(verdict()), **change}))
+
+
+def test_the_check_agrees_with_a_full_json_schema_validator() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator
+    validator.check_schema(schema.schema())
+    good = evidence.to_json(verdict(), candidate=CANDIDATE, diff="d")
+    assert validator(schema.schema()).is_valid(good)
+    for key in good:
+        for data in ({k: v for k, v in good.items() if k != key}, {**good, key: [1.5]}):
+            assert validator(schema.schema()).is_valid(data) == (not list(schema.misfits(data))), key
+
+
+def test_a_judgement_has_the_schema_and_leads_back_to_its_candidate(device: Device, tmp_path: Path) -> None:
+    original, text = source("b[:] = 2 * a + 1\nreturn 100.0"), source(GOOD, "b[i] = 1 + 2 * a[i];")
+    made, options = candidate(text, original), JudgeOptions(rounds=8)
+    found = judge.judge(device, build(tmp_path), workload(tmp_path), original, made, options=options)
+    data = evidence.to_json(found, candidate=made)
+    assert list(schema.misfits(data)) == []
+    assert data["file"] == "x.cu"
+    assert data["status"] == "verified"
+    assert str(tmp_path) not in json.dumps(data)
+    back = evidence.candidate_from_json(json.loads(json.dumps(data)))
+    assert (back.original, back.text, back.launch, back.id) == (original, text, made.launch, made.id)
+    timed = data["record"]["measurements"][0]
+    assert len(timed["original_us"]) == len(timed["candidate_us"]) == 16
+    assert data["record"]["bundle"]["path"] == "."
+    assert len(data["record"]["bundle"]["blobs"]) == 2  # x, and y's zeros
+    assert record.options_from_json(data["record"]["options"]) == options
+    spoiled: list[Any] = [[], [[0, 1 << 30, ""]], [["a", 1, ""]], [[0, 1, ""], [0, 1, ""]], [[3, 1, "x"]]]
+    for change in ({"original": original + " "}, *({"edits": edits} for edits in spoiled)):
+        with pytest.raises(UsageError):
+            evidence.candidate_from_json({**data, "source": {**data["source"], **change}})
+
+
+def test_flags_name_the_project_and_no_folder_of_the_machine() -> None:
+    given = ("-I/home/me/p/include", "-I/home/me/pool", "-I/home/meadow", "-DX=1", "-include=/home/me/p")
+    wanted = ["-I./include", "-I../pool", "-I/home/meadow", "-DX=1", "-include=."]
+    assert record.flags(given, Path("/home/me/p")) == wanted
+    assert record.flags(("-I/p/x", "-I/usr"), Path("/p")) == ["-I./x", "-I/usr"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[]", r"\$ is no object"),
+        ('{"schema": 7}', "has schema 7; this version reads 1: judge again"),
+        ('{"status": "verified"}', "is missing"),
+    ],
+)
+def test_what_is_no_evidence_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "e.json").write_text(text)
+    with pytest.raises(UsageError, match=sentence):
+        schema.read(tmp_path / "e.json")
+    with pytest.raises(UsageError, match="cannot be read"):
+        schema.read(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -198,7 +196,9 @@ def test_there_and_back(name: str) -> None:
 
 def test_every_key_is_documented() -> None:
     text = (ROOT / "docs" / "evidence.md").read_text()
-    for key in SCHEMA:
+    for key in schema.schema()["properties"]:
+        assert f"`{key}`" in text, key
+    for key in schema.schema()["$defs"]["record"]["properties"].keys() - {"record"}:
         assert f"`{key}`" in text, key
 
 
@@ -278,6 +278,18 @@ def test_the_screen_shows_what_a_gate_took() -> None:
     lines = rendered(replace(verdict(), gates=(slow, quick))).splitlines()
     assert any(slow.name in line and " 12.3 s " in line for line in lines)
     assert not any(quick.name in line and " 0.0 s " in line for line in lines)
+
+
+def test_a_misplaced_nan_is_not_called_reassociated() -> None:
+    row = {**ROW, "max_abs": 0.0, "max_ulp": 0, "rel_l2": 0.0, "nan_mismatch": 1, "within": False}
+    gates = tuple(replace(g, data={"numeric": [row]}) if g.id == "G3" else g for g in failing("G3"))
+    text = rendered(verdict(status="rejected", gates=gates, timing=None, numeric=None))
+    assert "1 NaN or Inf misplaced" in text
+    assert "reassociated" not in text
+    gates = tuple(replace(g, data={"numeric": [{**ROW, "within": False}]}) if g.id == "G3" else g for g in gates)
+    text = rendered(verdict(status="rejected", gates=gates, timing=None, numeric=None))
+    assert "beyond what is allowed" in text
+    assert "reassociated" not in text
 
 
 def test_the_interval_bar_marks_one_and_the_ratio() -> None:

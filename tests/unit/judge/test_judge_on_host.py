@@ -135,6 +135,7 @@ def test_the_wrong_element_is_named(device: Device, tmp_path: Path) -> None:
     verdict = judged(device, tmp_path, source("b[:] = 2 * a + 1\nb[17] = 5", "b[i] = 1 + 2 * a[i];"))
     expected = 2 * VALUES[17] + 1
     assert f"b[17]: expected {expected:.9g}, got 5 (1 of 64 elements differ" in gate(verdict, "G3").detail
+    assert verdict.numeric is None  # what is wrong is not "reassociated"
 
 
 def test_an_unwritten_element_shows_its_poison(device: Device, tmp_path: Path) -> None:

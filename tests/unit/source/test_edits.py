@@ -132,3 +132,23 @@ def test_eol(text: str, eol: str) -> None:
 def test_conform_takes_the_old_files_habits() -> None:
     assert edits.conform("a\nb", "\ufeffx\r\n") == "\ufeffa\r\nb\r\n"
     assert edits.conform("a\r\nb\n", "x") == "a\nb\n"
+
+
+@given(texts, texts, text_and_edits())
+def test_rebase_moves_edits_past_changes_elsewhere(before: str, after: str, case: tuple[str, list[Edit]]) -> None:
+    text, changes = case
+    wall = "\n// a line that nobody touches\n"
+    base, now = f"x{wall}{text}{wall}y", f"{before}x{wall}{text}{wall}y{after}"
+    start = len(f"x{wall}".encode())
+    shifted = [Edit(Span(e.span.start + start, e.span.end + start), e.text) for e in changes]
+    moved = edits.rebase(shifted, base, now)
+    assert moved is not None
+    assert edits.apply(now, moved) == f"{before}x{wall}{edits.apply(text, changes)}{wall}y{after}"
+
+
+def test_rebase_refuses_where_a_change_touches_an_edit() -> None:
+    base = "a = 1;\nb = 2;\n"
+    edit = [Edit(Span(4, 5), "9")]
+    assert edits.rebase(edit, base, "a = 3;\nb = 2;\n") is None
+    assert edits.rebase(edit, base, "a = 1;\nb = 3;\n") == (Edit(Span(4, 5), "9"),)
+    assert edits.rebase(edit, base, "a = 12;\nb = 2;\n") is None

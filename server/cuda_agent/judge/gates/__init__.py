@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from ..gate import Gate
-from .g00_edit_policy import EditPolicy
-from .g01_compile import Compile
-from .g02_null_candidates import NullCandidates
-from .g03_outputs import Outputs
-from .g04_bounds import Bounds
-from .g05_hidden_sizes import HiddenSizes
-from .g06_determinism import Determinism
-from .g07_races_and_memory import RacesAndMemory
-from .g08_timing_is_real import TimingIsReal
-from .g09_timing_is_fair import TimingIsFair
-from .g10_above_the_noise import AboveTheNoise
-from .g11_physics import Physics
-from .g12_every_shape import EveryShape
-from .g13_in_program import InProgram
-from .g14_record import Record
+from cuda_agent.judge.gate import Gate
+from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
+from cuda_agent.judge.gates.g01_compile import Compile
+from cuda_agent.judge.gates.g02_null_candidates import NullCandidates
+from cuda_agent.judge.gates.g03_outputs import Outputs
+from cuda_agent.judge.gates.g04_bounds import Bounds
+from cuda_agent.judge.gates.g05_hidden_sizes import HiddenSizes
+from cuda_agent.judge.gates.g06_determinism import Determinism
+from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
+from cuda_agent.judge.gates.g08_timing_is_real import TimingIsReal
+from cuda_agent.judge.gates.g09_timing_is_fair import TimingIsFair
+from cuda_agent.judge.gates.g10_above_the_noise import AboveTheNoise
+from cuda_agent.judge.gates.g11_physics import Physics
+from cuda_agent.judge.gates.g12_every_shape import EveryShape
+from cuda_agent.judge.gates.g13_in_program import InProgram
+from cuda_agent.judge.gates.g14_record import Record
 
 GATES: tuple[Gate, ...] = (
     EditPolicy(),

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from tree_sitter import Node
 
-from ...model import GateResult, LaunchSite
-from ...source.tree import callee, calls, walk
-from .. import launch_text, vocabulary
-from ..case import Case
-from ..edit_tokens import Selection, Token, select
-from ..gate import Needs, failed, not_run, passed
+from cuda_agent.judge import launch_text, vocabulary
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.edit_tokens import Selection, Token, select
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.model import GateResult, LaunchSite
+from cuda_agent.source.tree import callee, calls, walk
 
 
 class EditPolicy:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...errors import CompileError, WorkloadError
-from ...model import Facts, GateResult
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
+from cuda_agent.errors import CompileError, WorkloadError
+from cuda_agent.judge import record
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.model import Facts, GateResult
 
 WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
 
@@ -83,7 +84,7 @@ def misfit(case: Case, index: int, facts: Facts) -> str | None:
 
 def _detail(case: Case, facts: list[tuple[Facts, Facts]]) -> str:
     compiler = case.candidate_binary.compiler or case.candidate_binary.path
-    flags = " ".join(case.build.flags) or "no flags"
+    flags = " ".join(record.flags(case.build.flags, record.project_of(case.build.file.absolute()))) or "no flags"
     if case.emulated:
         return f"both compile for the emulator ({compiler}; {flags})"
     before, after = facts[0]

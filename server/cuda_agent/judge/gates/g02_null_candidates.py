@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...model import GateResult
-from ..baseline import NULLS
-from ..case import Case
-from ..gate import Needs, not_run, passed
+from cuda_agent.judge.baseline import NULLS
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, not_run, passed
+from cuda_agent.model import GateResult
 
 
 class NullCandidates:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...model import GateResult
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
-from ..outcome import Outcome
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.judge.outcome import Outcome
+from cuda_agent.model import GateResult
 
 
 class Outputs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...model import GateResult
-from ..case import Case
-from ..gate import Needs, not_run
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, not_run
+from cuda_agent.model import GateResult
 
 
 class HiddenSizes:

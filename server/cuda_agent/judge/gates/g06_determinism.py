@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...device import jobs
-from ...errors import WorkerDied
-from ...model import GateResult
-from .. import numeric
-from ..baseline import buffer_name, dtypes, mask, need, poison_of, repeat_steps, spread_of
-from ..case import Case
-from ..gate import Needs, failed, passed
+from cuda_agent.device import jobs
+from cuda_agent.errors import WorkerDied
+from cuda_agent.judge import numeric
+from cuda_agent.judge.baseline import buffer_name, dtypes, mask, need, poison_of, repeat_steps, spread_of
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, passed
+from cuda_agent.model import GateResult
 
 MORE_RUNS = 12
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from ...device import Device, jobs
-from ...device import sanitizer as tools
-from ...errors import Cancelled, CudaAgentError
-from ...model import Arg, Binary, Buffer, Build, GateResult, Launch, Pointer
-from .. import sanitizer
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
-from ..outcome import sentence
+from cuda_agent.device import Device, jobs
+from cuda_agent.device import sanitizer as tools
+from cuda_agent.errors import Cancelled, CudaAgentError
+from cuda_agent.judge import sanitizer
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.judge.outcome import sentence
+from cuda_agent.model import Arg, Binary, Buffer, Build, GateResult, Launch, Pointer
 
 KNOWN_BAD = """\
 #include <cuda_runtime.h>

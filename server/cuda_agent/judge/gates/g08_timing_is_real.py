@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from ...model import GateResult
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
-from ..timing import LaunchTime
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.judge.timing import LaunchTime
+from cuda_agent.model import GateResult
 
 WARM = 0.1  # relative difference of the cold and the warm ratio that is worth a word
 

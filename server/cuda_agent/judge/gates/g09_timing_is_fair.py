@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from ...model import GateResult
-from ..case import Case
-from ..gate import Needs, not_run, passed
-from ..statistics import MINIMUM_ROUNDS
-from ..timing import CLOCK, LaunchTime, measure
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, not_run, passed
+from cuda_agent.judge.statistics import MINIMUM_ROUNDS
+from cuda_agent.judge.timing import CLOCK, LaunchTime, measure
+from cuda_agent.model import GateResult
 
 THROTTLED = 0.1  # of the rounds: fewer are outliers, and the statistics' business
 HOT = frozenset(("thermal", "hardware thermal", "hardware slowdown", "power brake"))

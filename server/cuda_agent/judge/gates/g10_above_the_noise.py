@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...model import GateResult, Timing
-from .. import statistics
-from ..case import Case
-from ..gate import Needs, failed, passed
-from ..timing import Times, measure
-from .g09_timing_is_fair import unfair
+from cuda_agent.judge import statistics
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, passed
+from cuda_agent.judge.gates.g09_timing_is_fair import unfair
+from cuda_agent.judge.timing import Times, measure
+from cuda_agent.model import GateResult, Timing
 
 SMALL = 1.05  # where a process's addresses and the place of its code may make the difference
 

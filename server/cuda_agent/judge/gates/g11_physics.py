@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...device import jobs
-from ...model import GateResult
-from ...workload.elements import SIZES
-from .. import numeric
-from ..baseline import mask, need, poison_of
-from ..case import Case
-from ..gate import Needs, failed, not_run, passed
-from ..timing import LaunchTime
+from cuda_agent.device import jobs
+from cuda_agent.judge import numeric
+from cuda_agent.judge.baseline import mask, need, poison_of
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.judge.timing import LaunchTime
+from cuda_agent.model import GateResult
+from cuda_agent.workload.elements import SIZES
 
 SLACK = 0.9  # of the floor: peak bandwidth and event times are good to some per cent
 SURPRISE = 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from ...model import GateResult
-from ..case import Case
-from ..gate import Needs, failed, passed
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, passed
+from cuda_agent.model import GateResult
 
 SLOWER = 0.02
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy
 from numpy.typing import NDArray
 
-from ...device import compare as devices
-from ...errors import Cancelled, CompileError, CudaAgentError, WorkloadError
-from ...model import GateResult, Launch
-from .. import numeric, printed
-from ..case import Case, slots_of
-from ..gate import Gate, Needs, failed, not_run, passed
-from ..program import LINES, Program, Ran
+from cuda_agent.device import compare as devices
+from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, WorkloadError
+from cuda_agent.judge import numeric, printed
+from cuda_agent.judge.case import Case, slots_of
+from cuda_agent.judge.gate import Gate, Needs, failed, not_run, passed
+from cuda_agent.judge.program import LINES, Program, Ran
+from cuda_agent.model import GateResult, Launch
 
 Bytes = NDArray[numpy.uint8]
 SLACK_S = 30.0  # the edited program may take this much longer, and `slower_deadline` times the original's time

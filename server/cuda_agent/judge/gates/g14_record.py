@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import ClassVar
 
-from ...model import GateResult
-from ...source import edits
-from ..case import Case
-from ..gate import Needs, failed, passed
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.gate import Needs, failed, passed
+from cuda_agent.model import GateResult
+from cuda_agent.source import edits
 
 
 class Record:

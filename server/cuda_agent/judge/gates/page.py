@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 
-from . import GATES
+from cuda_agent.judge.gates import GATES
 
 HEAD = """\
 # Gates
