@@ -1,11 +1,10 @@
 """G7 on a real GPU under the real compute-sanitizer: its self-test, one bad kernel for each tool, a clean one.
 
 Run: pytest -rA tests/gpu/test_sanitizer_gpu.py (needs a GPU, cupy, nvcc and compute-sanitizer). -rA shows what was
-printed: versions, seconds, every verdict and the tools' own reports."""
+printed: versions, every verdict, the seconds of each tool and, of the self-test, the tools' own reports."""
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.device import Device, jobs, open_device, sanitizer
+from cuda_agent.device import Device, open_device, sanitizer
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
-from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, THREADS, bad_step
+from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, THREADS, ZEROS, bad_task
 from cuda_agent.model import Arg, Buffer, Build, Candidate, GateResult, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore
@@ -86,6 +85,12 @@ def tool() -> sanitizer.Sanitizer:
     return sanitizer.find()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all cases: the original is then one binary, and its findings are kept."""
+    return tmp_path_factory.mktemp("axpy")
+
+
 def workload(folder: Path) -> Workload:
     """One launch of axpy(a, b, n)."""
     blobs = BlobStore(folder / "blobs")
@@ -107,10 +112,14 @@ def workload(folder: Path) -> Workload:
 def asked(device: Device, folder: Path, text: str, original: str = ORIGINAL) -> GateResult:
     made = Candidate("axpy", original, text, edits.minimal(original, text), "test", "reassociated", LaunchMap(), id="x")
     build = Build(folder / "x.cu", folder, "nvcc", ("-O3", "-lineinfo"), "default")
+    case = Case(device, build, workload(folder), original, made)
+    case.baseline(0)  # compiled and replayed before the clock starts, as in a judgement
+    assert case.candidate_binary
     started = time.monotonic()
-    result = RacesAndMemory().check(Case(device, build, workload(folder), original, made))
-    print(f"{result.status} in {time.monotonic() - started:.1f} s: {result.detail}")
-    print(json.dumps(result.data, indent=1)[:6000])
+    result = RacesAndMemory().check(case)
+    print(f"{result.status} in {time.monotonic() - started:.1f} s: {result.detail[:600]}")
+    for name, answer in result.data.get("tools", {}).items():
+        print(f"{name:9} {answer['seconds']:6.2f} s  {answer['status']}  {answer['why']}")
     return result
 
 
@@ -119,37 +128,39 @@ def test_every_tool_finds_its_known_bad_kernel(device: Device, tool: sanitizer.S
     print(f"compute-sanitizer {tool.version} at {tool.path}, driver {device.info.driver}, {device.info.name}")
     build = Build(tmp_path / "x.cu", tmp_path, "nvcc", ("-O3",), "default")
     binary = device.compile(replace(build, flags=()), KNOWN_BAD)
+    (tmp_path / binary.sha256).write_bytes(binary.data)
+    (tmp_path / ZEROS).write_bytes(bytes(4 * THREADS))
     checked = {}
     for name in sanitizer.TOOLS:
-        job = jobs.Job([jobs.load_step(binary, "bad"), bad_step(name)], 60.0, name)
-        blobs = {binary.sha256: binary.data, "zeros": bytes(4 * THREADS)}
-        checked[name] = found = sanitizer.check(tool, name, device, job, blobs, 60.0)
+        checked[name] = found = sanitizer.check(tool, name, device, bad_task(name, binary, tmp_path), 60.0)
+        kinds = sorted({finding.kind for finding in found.findings})
         print(f"---- {name}: {' '.join(tool.command(name, Path('log')))}")
-        print(f"{found.seconds:.1f} s; why: {found.why or '-'}; kinds: {sorted({f.kind for f in found.findings})}")
-        print("\n".join(found.log.splitlines()[:60]))
+        print(f"{found.seconds:.2f} s; why: {found.why or '-'}; kinds: {kinds}; {len(found.findings)} findings")
+        lines = found.log.splitlines()
+        print("\n".join([*lines[:12], "…", *lines[-4:]] if len(lines) > 16 else lines))
     for name, (kernel, kind) in SHOWN.items():
         assert any(kind in f.kind and f.kernel == kernel for f in checked[name].findings), (name, checked[name].why)
 
 
-def test_a_clean_kernel_passes(device: Device, tmp_path: Path) -> None:
-    result = asked(device, tmp_path, CLEAN)
+def test_a_clean_kernel_passes(device: Device, folder: Path) -> None:
+    result = asked(device, folder, CLEAN)
     assert result.status == "pass"
     assert {name: answer["status"] for name, answer in result.data["tools"].items()} == dict.fromkeys(SHOWN, "clean")
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_kernel_fails(device: Device, tmp_path: Path, name: str) -> None:
+def test_a_bad_kernel_fails(device: Device, folder: Path, name: str) -> None:
     expected, body = BAD[name]
-    result = asked(device, tmp_path, program(body))
+    result = asked(device, folder, program(body))
     assert result.status == "fail"
     assert result.data["tools"][expected]["status"] == "worse"
     assert {finding["kernel"] for finding in result.data["findings"]} == {"axpy"}
 
 
-def test_the_originals_own_race_is_the_programs(device: Device, tmp_path: Path) -> None:
+def test_the_originals_own_race_is_the_programs(device: Device, folder: Path) -> None:
     racy = program(BAD["racecheck, a missing __syncthreads"][1])
-    result = asked(device, tmp_path, racy.replace("2.0f * a[i] + 1.0f", "1.0f + 2.0f * a[i]"), original=racy)
+    result = asked(device, folder, racy.replace("tile[255 - t]", "tile[t ^ 255]"), original=racy)
     assert result.status == "pass"
     assert "the original itself shows" in result.detail
-    better = asked(device, tmp_path, CLEAN, original=racy)
+    better = asked(device, folder, CLEAN, original=racy)
     assert better.status == "pass"

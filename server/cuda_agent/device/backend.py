@@ -3,11 +3,12 @@ can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cuda_agent.device.info import DeviceInfo
+from cuda_agent.device.jobs import CANARY, relocate
 
 
 class OutOfMemory(Exception):
@@ -46,6 +47,32 @@ class Configuration:
     seed: int = 0  # permutes the order of threads where the device can
 
 
+def configuration(step: Mapping[str, Any], addresses: Sequence[int], trace: bool = False) -> Configuration:
+    """Of a `launch` step's fields whose buffers lie at these addresses."""
+    return Configuration(
+        kernel=step["kernel"],
+        grid=_dim3(step["grid"]),
+        block=_dim3(step["block"]),
+        shared=int(step.get("shared", 0)),
+        args=tuple(
+            (int(a["offset"]), relocate(bytes.fromhex(a["hex"]), a.get("pointers", ()), addresses))
+            for a in step["args"]
+        ),
+        regions=tuple(
+            Region(address, int(spec["size"]), tuple((int(s), int(e)) for s, e, _ in spec.get("poison", ())))
+            for address, spec in zip(addresses, step["buffers"], strict=True)
+        ),
+        trace=trace,
+        guard=int(step.get("canary", CANARY)),
+        seed=int(step.get("seed", 0)),
+    )
+
+
+def _dim3(value: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (int(v) for v in value)
+    return x, y, z
+
+
 @dataclass(slots=True)
 class Launched:
     seconds: float
@@ -76,10 +103,6 @@ class Backend(Protocol):
 
     def alloc(self, size: int) -> Any:
         """`size` uninitialised bytes, 256-byte aligned. Raises OutOfMemory."""
-
-    def plain_memory(self) -> None:
-        """From now on every `alloc` is an allocation of the driver's own: a checker of accesses does not see into a
-        pool."""
 
     def free_memory(self) -> int: ...
     def address(self, array: Any) -> int: ...

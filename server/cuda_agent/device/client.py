@@ -12,8 +12,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -45,12 +45,9 @@ class Device:
         quarantine: Quarantine | None = None,
         *,
         start: bool = True,
-        linger_s: float = 1.0,
     ) -> None:
-        """`spec` is "cuda:N" or "emulator[:gpu]"; `linger_s`: seconds that a worker which is ending may take. Raises
-        DeviceMissing when the worker finds no such device."""
+        """`spec` is "cuda:N" or "emulator[:gpu]". Raises DeviceMissing when the worker finds no such device."""
         self.spec = spec
-        self.linger_s = linger_s
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._transport = transport or PipeTransport()
         self._busy = threading.Lock()
@@ -101,26 +98,13 @@ class Device:
         self._closed = True
         self.cancel()
 
-    def wrapped(self, wrap: Callable[[list[str]], list[str]], *extra: str, linger_s: float = 1.0) -> Device:
-        """Another worker of this device, not started yet, with a program put around its command line and further
-        arguments. Raises Unsupported when this device's worker is reached in another way, or is wrapped already."""
+    def bare(self, folder: Path, before: Sequence[str] = ()) -> Channel:
+        """Start one launch in a process of its own (`device/bare.py`), which `folder` describes, with a program's words
+        before its command line. The worker knows nothing of it. Raises Unsupported when this device is reached in
+        another way than by a process of this machine."""
         if not isinstance(self._transport, PipeTransport) or self._transport.wrap is not None:
-            raise Unsupported(f"no program can be put around the worker of {self.spec}")
-        transport = replace(self._transport, wrap=wrap, extra=(*self._transport.extra, *extra))
-        return Device(self.spec, transport, Quarantine(), start=False, linger_s=linger_s)
-
-    def leave(self, timeout_s: float) -> bool:
-        """Let the worker end by itself, as a program around it needs to write its report. False when it did not within
-        `timeout_s`, and was killed."""
-        with self._busy:
-            channel = self._channel
-            if channel is None:
-                return True
-            with contextlib.suppress(protocol.StreamClosed, OSError, ValueError):  # it is gone already
-                protocol.write_frame(channel.input, {"type": "bye"})
-            ended = channel.reap(timeout_s) is not None
-            self._end()
-            return ended
+            raise Unsupported(f"no program can be put around a launch on {self.spec}")
+        return self._transport.bare(self.spec, folder, before)
 
     def cancel(self) -> None:
         """Kill the job in hand (its `run` raises Cancelled) and the worker with it. Returns once the worker is gone."""
@@ -159,8 +143,8 @@ class Device:
             raise (DeviceMissing if header.get("missing") else DeviceError)(header["error"])
         if header["type"] == "ready":
             raise DeviceError(f"the worker speaks protocol {header['version']}, this client {protocol.VERSION}")
-        what = "gave no answer" if header["type"] == "late" else f"ended at once ({_end_text(code)})"
-        raise DeviceError(f"the worker of {self.spec} {what}{_tail_text(tail)}")
+        what = "gave no answer" if header["type"] == "late" else f"ended at once ({end_text(code)})"
+        raise DeviceError(f"the worker of {self.spec} {what}{tail_text(tail)}")
 
     @staticmethod
     def _next(
@@ -299,7 +283,7 @@ class _Conversation:
         """The worker is gone, or says that it is going."""
         tail = self.channel.stderr_tail()
         cancelled = self.device._cancelled.is_set()
-        code = self._reap()
+        code = self.device._end() if header.get("type") == "dying" else self._reap()
         tail = self.channel.stderr_tail() or tail
         if cancelled or self.device._cancelled.is_set():
             raise Cancelled("the job was stopped and its worker killed")
@@ -307,14 +291,14 @@ class _Conversation:
             self.step, self.module = header["step"], header["module"]
             reason = f"{header['error']} in {self._where()}"
         else:
-            reason = f"{_end_text(code)} in {self._where()}"
+            reason = f"{end_text(code)} in {self._where()}"
         if header.get("type") == "dying" or (code is not None and code < 0 and -code in _CRASHES):
             self._quarantine(reason, None)
-        raise WorkerDied(f"the worker died: {reason}{_tail_text(tail)}", step=self.step, module=self.module)
+        raise WorkerDied(f"the worker died: {reason}{tail_text(tail)}", step=self.step, module=self.module)
 
     def _reap(self) -> int | None:
         """The process ended by itself: let it be reaped before anything is signalled, to learn its own end."""
-        code = self.channel.reap(self.device.linger_s)
+        code = self.channel.reap(1.0)
         self.device._end()
         return code
 
@@ -323,7 +307,8 @@ class _Conversation:
             self.device.quarantine.add(self.module, reason, deadline_s)
 
 
-def _end_text(code: int | None) -> str:
+def end_text(code: int | None) -> str:
+    """An exit code of `Channel.reap` in words."""
     if code is None:
         return "killed"
     if code < 0:
@@ -334,6 +319,7 @@ def _end_text(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _tail_text(tail: list[str]) -> str:
+def tail_text(tail: list[str]) -> str:
+    """The last words of a process as the end of a sentence."""
     lines = [line for line in tail if line.strip()][-4:]
     return f"; it said: {' | '.join(lines)}" if lines else ""

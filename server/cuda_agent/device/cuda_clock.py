@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from cuda_agent.device import driver, nvml
 from cuda_agent.device.backend import Configuration, Prepared, Sample
-from cuda_agent.device.cuda import CudaLaunch, CudaModule, guarded
+from cuda_agent.device.kernels import CudaLaunch, CudaModule, guarded
 
 # Both ends of the interval lie on an edge of %globaltimer, whose tick is 32 ns on some GPUs and 1 us on others.
 SOURCE = r"""

@@ -7,7 +7,6 @@ versions, and lets `doctor` say what is wrong when cupy is not installed. Names 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import importlib.util
 from functools import lru_cache
 from typing import Any

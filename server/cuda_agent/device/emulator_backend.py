@@ -56,9 +56,6 @@ class EmulatorBackend:
     def prepare_host(self, warm_up: Callable[[], None]) -> None:
         """numpy has nothing to compile."""
 
-    def plain_memory(self) -> None:
-        """It has no pool."""
-
     def alloc(self, size: int) -> Any:
         if size > self.free_memory():
             raise OutOfMemory(size, self.free_memory())

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cuda_agent.device import compare as numeric
-from cuda_agent.device.backend import Backend, Configuration, OutOfMemory, Region
-from cuda_agent.device.jobs import CANARY, StepFailed, relocate
+from cuda_agent.device.backend import Backend, OutOfMemory, configuration
+from cuda_agent.device.jobs import CANARY, StepFailed
 
 ALIGN = 256  # what cudaMalloc promises
 PRISTINE_SHARE = 0.25  # of free memory: initial bytes kept on the device between the steps of a job
@@ -132,12 +132,9 @@ class Interpreter:
         return b"".join(self.blobs[name] for name in init["blobs"])
 
     def fill(self, target: Any, init: Mapping[str, Any]) -> None:
-        """Put the initial bytes into `target` (uint8, exactly the buffer). `none` leaves it as it was allocated: a
-        checker then sees reads of what nobody wrote."""
+        """Put the initial bytes into `target` (uint8, exactly the buffer)."""
         if "blobs" in init:
             self._fill_blobs(target, tuple(init["blobs"]))
-        elif "none" in init:
-            return
         elif "fill" in init:
             self.pattern(target, bytes.fromhex(init["fill"]), 0)
         elif "run" in init:
@@ -148,7 +145,7 @@ class Interpreter:
                 )
             target[:] = source
         else:
-            raise StepFailed("a buffer's init must be blobs, run, fill or none")
+            raise StepFailed("a buffer's init must be blobs, run or fill")
 
     def _fill_blobs(self, target: Any, names: tuple[str, ...]) -> None:
         """From the copy kept on the device when there is one: the same inputs are used by most launches of a job."""
@@ -199,10 +196,8 @@ class Interpreter:
         size = int(spec["size"])
         left = -(-canary // ALIGN) * ALIGN + shift
         whole = self.backend.alloc(left + size + canary)
-        if left:  # without canaries the buffer is the whole allocation: a checker of accesses knows its ends
-            whole[:left] = self.canary(left)
-        if canary:
-            whole[left + size :] = self.canary(canary)
+        whole[:left] = self.canary(left)
+        whole[left + size :] = self.canary(canary)
         placed = Placed(whole, whole[left : left + size], left, spec["init"], spec.get("poison", ()))
         if "run" in placed.init:  # its bytes may change later: keep them for `changed`
             kept = self.backend.alloc(size)
@@ -240,27 +235,6 @@ class Interpreter:
             raise StepFailed(f"there is no module {name!r}: its load failed or was never asked for")
         return self.modules[name]
 
-    def configuration(self, step: Mapping[str, Any], addresses: Sequence[int], trace: bool = False) -> Configuration:
-        args = tuple(
-            (int(a["offset"]), relocate(bytes.fromhex(a["hex"]), a.get("pointers", ()), addresses))
-            for a in step["args"]
-        )
-        regions = tuple(
-            Region(address, int(spec["size"]), tuple((int(s), int(e)) for s, e, _ in spec.get("poison", ())))
-            for address, spec in zip(addresses, step["buffers"], strict=True)
-        )
-        return Configuration(
-            kernel=step["kernel"],
-            grid=_dim3(step["grid"]),
-            block=_dim3(step["block"]),
-            shared=int(step.get("shared", 0)),
-            args=args,
-            regions=regions,
-            trace=trace,
-            guard=int(step.get("canary", CANARY)),
-            seed=int(step.get("seed", 0)),
-        )
-
     def set_globals(self, step: Mapping[str, Any]) -> None:
         for symbol, init in step.get("globals", ()):
             self.fill(self.backend.symbol(self.module(step["module"]), symbol), init)
@@ -285,7 +259,7 @@ class Interpreter:
         self.set_globals(step)
         addresses = [self.backend.address(p.data) for p in placed]
         self.at(self.digests[step["module"]])
-        launched = self.backend.launch(module, self.configuration(step, addresses, bool(step.get("trace"))))
+        launched = self.backend.launch(module, configuration(step, addresses, trace=bool(step.get("trace"))))
         self.at(None)
         run = Run(placed)
         for symbol, _ in step.get("globals", ()):
@@ -305,8 +279,6 @@ class Interpreter:
         for number, placed in enumerate(run.buffers):
             end = placed.left + int(placed.data.size)
             for side, start, stop in (("before", 0, placed.left), ("after", end, int(placed.whole.size))):
-                if start == stop:
-                    continue
                 now = placed.whole[start:stop]
                 bad = self.xp.flatnonzero(now != self.canary(stop - start))
                 if bad.size:
@@ -403,8 +375,3 @@ class Interpreter:
         if self.backend.clock is None:
             raise StepFailed("the emulator does not measure time")
         return Reply(timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run())
-
-
-def _dim3(value: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (int(v) for v in value)
-    return x, y, z

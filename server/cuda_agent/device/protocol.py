@@ -9,7 +9,6 @@ The conversation, one job at a time:
     client  put {name} + bytes    (once for each needed blob)
     client  run {job, steps}      worker  at {step, module}*  beat*  result {step, result} + bytes  …  done {job}
                                   or      dying {step, error, module}   (a CUDA error: the process ends after it)
-    client  bye
 
 `at` names the module that is about to run, so that a worker that is killed from outside can be blamed on the right
 binary. Python's JSON carries NaN and Infinity; both ends are this file.

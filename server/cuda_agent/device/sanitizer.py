@@ -1,4 +1,5 @@
-"""NVIDIA's compute-sanitizer around a worker: finding it, running one job under one of its tools, reading its report.
+"""NVIDIA's compute-sanitizer around one launch: finding it, running a process under one of its tools, reading its
+report.
 
 The report is the text of its log file, whose records look alike in every release since 2021:
 
@@ -8,28 +9,25 @@ The report is the text of its log file, whose records look alike in every releas
     =========     Address 0x7f… is out of bounds
 
 A record begins at the first column; what belongs to it is indented. Records that name no place in device code (errors
-of API calls, leaks, the program's exit code) are notes: the worker checks its own calls.
+of API calls, leaks, the program's exit code) are notes: the process checks its own calls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from cuda_agent.device.client import BlobMap, Device
-from cuda_agent.device.jobs import Job
-from cuda_agent.errors import Cancelled, DeviceError, ToolMissing, WorkerDied
+from cuda_agent.device.bare import Task, error_of
+from cuda_agent.device.client import REAP_S, Device, end_text, tail_text
+from cuda_agent.errors import Cancelled, ToolMissing
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 INSTALL = (
@@ -37,7 +35,7 @@ INSTALL = (
     "(nvidia-cuda-sanitizer-api-cu12 for CUDA 12)."
 )
 PRINT_LIMIT = 1000  # records a report
-LEAVE_S = 10.0  # for its last words, once the worker has ended
+POLL_S = 0.05
 PADDING = 4096  # bytes after each allocation that belong to nobody
 _WHEELS = ("nvidia/cu13/bin", "nvidia/cuda_sanitizer_api/bin")
 
@@ -57,7 +55,7 @@ class Sanitizer:
             ("--demangle", "simple"),
             ("--check-exit-code", "no"),
         ]
-        if tool == "memcheck":  # a worker asks the driver for what it may not have, and deals with the answer
+        if tool == "memcheck":  # a launch asks the driver for what it may not have, and deals with the answer
             wanted += [("--padding", str(PADDING)), ("--report-api-errors", "no")]
         if tool == "racecheck":
             wanted += [("--racecheck-report", "analysis")]
@@ -110,12 +108,12 @@ def _said(argv: list[str]) -> str:
     return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
 
 
-# ---------------------------------------------------------------- one job under one tool
+# ---------------------------------------------------------------- one launch under one tool
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a tool said of one job. `why`: empty when the job ran to its end under the tool, or the tool found
+    """What a tool said of one launch. `why`: empty when the launch ran to its end under the tool, or the tool found
     something; else why its silence means nothing."""
 
     findings: tuple[Finding, ...]
@@ -128,73 +126,42 @@ def check(
     sanitizer: Sanitizer,
     tool: str,
     device: Device,
-    job: Job,
-    blobs: BlobMap,
+    task: Task,
     seconds: float,
     cancelled: Callable[[], bool] | None = None,
 ) -> Checked:
-    """Run the job on a fresh worker of the device under the tool, for at most `seconds`, start included. Memory is not
-    pooled there, so each buffer is an allocation that the tool knows. Raises Cancelled when the person stops it, and
-    Unsupported when the device's worker cannot be wrapped."""
+    """Run the task in a process of its own under the tool, for at most `seconds`, start included. Raises Cancelled
+    when the person stops it, and Unsupported when nothing can be put around a launch on this device."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="cuda-agent-sanitizer-") as folder:
-        log = Path(folder, "log")
-        # It leaves a folder of pipes behind when it is killed.
-        before = ["env", f"TMPDIR={folder}", *sanitizer.command(tool, log)]
-        worker = device.wrapped(lambda argv: [*before, *argv], "--plain-memory", linger_s=LEAVE_S)
-        results: list[dict[str, Any]] = []
-        why = ""
-        with worker, _limited(worker, started + seconds, cancelled) as limit:
-            try:
-                results = worker.run(job, blobs)
-                worker.leave(LEAVE_S)
-            except Cancelled:
-                if not limit.late:
-                    raise
-                why = f"it did not end within {seconds:.0f} s"
-            except WorkerDied as error:
-                why = str(error)
-            except DeviceError as error:
-                why = f"no worker could be started under it: {error}"
-        if cancelled is not None and cancelled():
-            raise Cancelled("stopped by the person")
+    # The tool leaves a folder of pipes behind when it is killed.
+    with tempfile.TemporaryDirectory(prefix="cuda-agent-sanitizer-", ignore_cleanup_errors=True) as name:
+        folder, log = Path(name), Path(name, "log")
+        task.write(folder)
+        channel = device.bare(folder, ["env", f"TMPDIR={name}", *sanitizer.command(tool, log)])
+        late = False
+        try:
+            while (code := channel.reap(POLL_S)) is None and not late:
+                if cancelled is not None and cancelled():
+                    raise Cancelled("stopped by the person")
+                late = time.monotonic() > started + seconds
+        finally:
+            if channel.reap(0) is None:
+                channel.kill()
+                channel.reap(REAP_S)
         text = log.read_text(errors="replace") if log.is_file() else ""
+        error = error_of(folder)
     report = parse(text)
-    if not why:
-        why = next((str(result["error"]) for result in results if not result["ok"]), "")
-    if not why:
-        why = next((note for note in report.notes if _TROUBLE.search(note)), "")
+    if late:
+        why = f"it did not end within {seconds:.0f} s"
+    elif error is None:
+        why = f"the launch did not end ({end_text(code)}){tail_text(channel.stderr_tail())}"
+    else:
+        why = error or next((note for note in report.notes if _TROUBLE.search(note)), "")
     if not why and not report.ended:
-        why = f"it ended without a summary{': ' + '; '.join(report.notes) if report.notes else ''}"
-    elif why and report.notes:
-        why = f"{why} ({'; '.join(report.notes)})"
+        why = "it ended without a summary"
+    if why and (notes := [note for note in report.notes if note not in why]):
+        why = f"{why} ({'; '.join(notes)})"
     return Checked(report.findings, "" if report.findings else why, text, time.monotonic() - started)
-
-
-@dataclass(slots=True)
-class _Limit:
-    late: bool = False
-
-
-@contextlib.contextmanager
-def _limited(worker: Device, until: float, cancelled: Callable[[], bool] | None) -> Iterator[_Limit]:
-    """Kill the worker, again and again, once the time is over or the person stops."""
-    limit, done = _Limit(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.05):
-            stopped = cancelled is not None and cancelled()
-            limit.late = limit.late or (not stopped and time.monotonic() > until)
-            if stopped or limit.late:
-                worker.cancel()
-
-    watcher = threading.Thread(target=watch, name="sanitizer-limit", daemon=True)
-    watcher.start()
-    try:
-        yield limit
-    finally:
-        done.set()
-        watcher.join()
 
 
 # ---------------------------------------------------------------- the report
@@ -245,8 +212,7 @@ def parse(log: str) -> Report:
     for head, rest in _records(log):
         found = None if _IGNORED.match(head) else _finding(head, rest)
         if found is not None:
-            if not found.kernel.startswith("cupy_"):  # the worker's own kernels, which fill and compare
-                findings.append(found)
+            findings.append(found)
         elif not _IGNORED.match(head) and head not in notes:
             notes.append(head)
     return Report(tuple(findings), _SUMMARY.search(log) is not None, tuple(notes[:5]))

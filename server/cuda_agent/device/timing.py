@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_agent.device import compare as numeric
-from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, Sample
+from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, configuration, Sample
 from cuda_agent.device.jobs import StepFailed
 
 ALIGN = 256
@@ -129,8 +129,7 @@ class Timer:
         for side in (a, b):
             for buffers in side.sets:
                 addresses = [self.backend.address(x) for x in buffers]
-                configuration = self.interpreter.configuration(side.step, addresses)
-                side.launches.append(self.clock.prepare(side.module, configuration))
+                side.launches.append(self.clock.prepare(side.module, configuration(side.step, addresses)))
         return sets
 
     @staticmethod

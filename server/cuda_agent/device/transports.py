@@ -138,14 +138,18 @@ class PipeTransport:
 
     python: str = sys.executable
     wrap: Callable[[list[str]], list[str]] | None = None
-    extra: tuple[str, ...] = ()  # further arguments of the worker
 
     def open(self, device: str) -> ProcessChannel:
-        argv = [self.python, "-P", "-m", "cuda_agent.device.worker", "--device", device, *self.extra]
+        argv = [self.python, "-P", "-m", "cuda_agent.device.worker", "--device", device]
         if self.wrap is not None:
             argv = self.wrap(argv)
         else:
             argv += ["--parent", str(os.getpid())]
+        return ProcessChannel(argv, self.environment())
+
+    def bare(self, device: str, folder: Path, before: Sequence[str]) -> ProcessChannel:
+        """One launch in a process of its own, described in `folder` (`device/bare.py`)."""
+        argv = [*before, self.python, "-P", "-m", "cuda_agent.device.bare", device, str(folder)]
         return ProcessChannel(argv, self.environment())
 
     def environment(self) -> dict[str, str]:

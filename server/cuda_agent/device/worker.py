@@ -117,8 +117,6 @@ class Worker:
                 os.kill(os.getpid(), signal.SIGKILL)  # a job may hold the main thread for ever
             self._frames.append(frame)
             self._arrived.release()
-            if frame[0]["type"] == "bye":
-                return  # nothing comes after it, and the interpreter cannot end while this thread reads
 
     def _beat(self) -> None:
         while True:
@@ -141,8 +139,6 @@ class Worker:
                 self.blobs.put(header["name"], payload)
             elif header["type"] == "run":
                 self.run(header["job"], header["steps"])
-            elif header["type"] == "bye":
-                return
 
     def run(self, job: int, steps: Sequence[dict[str, Any]]) -> None:
         try:
@@ -190,7 +186,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="cuda:0", help="cuda:N, emulator or emulator:GPU")
     parser.add_argument("--blob-bytes", type=int, default=DEFAULT_BLOB_BYTES, help="inputs kept between jobs")
-    parser.add_argument("--plain-memory", action="store_true", help="every buffer is an allocation of the driver's")
     parser.add_argument("--parent", type=int, default=None, help="process whose end ends this one")
     options = parser.parse_args(argv)
 
@@ -203,8 +198,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceError as error:
         wire.send({"type": "failed", "error": str(error), "missing": isinstance(error, DeviceMissing)})
         return 2
-    if options.plain_memory:
-        backend.plain_memory()
     Worker(backend, wire, options.blob_bytes).serve()
     return 0
 

@@ -33,7 +33,6 @@ class JudgeOptions:
     seed: int = 0
     in_program: bool = False  # G13: rebuild the program with the edit and run it
     program_timeout_s: float = 600.0  # G13: one build and run of the program
-    checkers_timeout_s: float = 30.0  # G7 on a GPU: all tools of compute-sanitizer together
-    checker_timeout_s: float = 20.0  # one run of one of them, its worker's start included
+    checkers_timeout_s: float = 60.0  # G7 on a GPU: half of it for the candidate, the rest for the original
     checker_bytes: int = 256 << 20  # of the launch they see
     traffic: bool = True  # trace on the emulator: needed by G7 and for predicted sectors

@@ -1,20 +1,26 @@
 """G7 on a GPU: one captured launch, original and candidate, under the four tools of compute-sanitizer.
 
 Every tool is first shown a kernel with the fault that it is there for; one that does not name it has no say. Each run
-has a worker of its own, so a finding belongs to one kernel, and a tool that ends the context ends nothing else.
+is a process of its own, so a finding belongs to one kernel, and a tool that ends the context ends nothing else. What a
+tool finds in the original is kept: a search judges many candidates against one.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from cuda_agent.device import Device, jobs, sanitizer
+from cuda_agent.device.bare import Task
 from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
 from cuda_agent.errors import WorkloadError
 from cuda_agent.judge.case import CANDIDATE, ORIGINAL, Case
@@ -51,13 +57,14 @@ SHOWN = {  # tool → the kernel of KNOWN_BAD that it must find fault with, and 
     "initcheck": ("reads_unwritten", "uninitialised global read"),
     "synccheck": ("diverges", "divergent barrier"),
 }
-UNWRITTEN = {"none": True}
 THREADS = 64
-_ZEROS = "zeros"
-# A worker under a tool takes about a gigabyte of a GPU; small ones hold fewer at a time.
-BYTES_A_WORKER = 4 << 30
-WORKERS = 4
+ZEROS = "zeros"
+BAD = "bad"  # module name, beside ORIGINAL and CANDIDATE
+# A process under a tool takes about a gigabyte of a GPU; small ones hold fewer at a time.
+BYTES_A_RUN = 4 << 30
+RUNS = 8
 _proved: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()  # tools that found their known-bad kernel
+_originals: WeakKeyDictionary[Device, dict[tuple[object, ...], Checked]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class Answer:
     why: str = ""  # of a tool that did not run
     findings: tuple[Finding, ...] = ()  # of the candidate; of "worse" only those the original does not show
     own: tuple[Finding, ...] = ()  # of the original
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all its runs
 
     def to_json(self) -> dict[str, Any]:
         kinds = sorted({finding.kind for finding in self.own})
@@ -97,93 +104,126 @@ def smallest(case: Case) -> int:
     return index
 
 
+Run = tuple[str, str]  # a tool, and BAD, ORIGINAL or CANDIDATE
+
+
 def check(case: Case, tool: Sanitizer, index: int) -> list[Answer]:
-    """Every tool's answer, in the order of `sanitizer.TOOLS`. Raises Cancelled, and what stops the whole gate: the
+    """Every tool's answer, in the order of `sanitizer.TOOLS`. The candidate has half of the time; the rest is the
+    original's, first under the tools that found something. Raises Cancelled, and what stops the whole gate: the
     known-bad kernels do not compile, a blob is missing."""
+    started, limit = time.monotonic(), case.options.checkers_timeout_s
+    proved = _proved.setdefault(case.device, set())
+    kept = _originals.setdefault(case.device, {})
+    keys = {name: (tool.path, name, case.original_binary.sha256, case.launches[index]) for name in sanitizer.TOOLS}
+    with _tasks(case, index) as tasks, _Runs(case, tool, tasks) as runs:
+        shown = [(name, BAD) for name in sanitizer.TOOLS if name not in proved]
+        done = runs([*shown, *((name, CANDIDATE) for name in sanitizer.TOOLS)], started + limit / 2)
+        proved |= {name for name, _ in shown if not _missed(name, done[name, BAD])}
+        asked = [
+            name
+            for name in sanitizer.TOOLS
+            if name in proved and not done[name, CANDIDATE].why and keys[name] not in kept
+        ]
+        asked.sort(key=lambda name: not done[name, CANDIDATE].findings)
+        done |= runs([(name, ORIGINAL) for name in asked], started + limit)
+    kept |= {keys[name]: done[name, ORIGINAL] for name in asked if not done[name, ORIGINAL].why}
+    answers = []
+    for name in sanitizer.TOOLS:
+        original = done.get((name, ORIGINAL)) or kept.get(keys[name])
+        made = _answer(name, done.get((name, BAD)), done[name, CANDIDATE], original)
+        seconds = sum(checked.seconds for (of, _), checked in done.items() if of == name)
+        answers.append(replace(made, seconds=seconds))
+    return answers
+
+
+def _answer(name: str, shown: Checked | None, candidate: Checked, original: Checked | None) -> Answer:
+    """`shown`: the known-bad kernel, where this run had to show it. `original`: None where nobody needed it."""
+    if shown is not None and (why := _missed(name, shown)):
+        return Answer(name, "not run", why)
+    if candidate.why or original is None:
+        return Answer(name, "not run", candidate.why)
+    if not candidate.findings:
+        return Answer(name, "clean", own=original.findings)
+    if original.why:
+        why = f"it finds {candidate.findings[0].kind} in the candidate, and of the original: {original.why}"
+        return Answer(name, "not run", why, candidate.findings)
+    worse = new_findings(candidate.findings, original.findings)
+    return Answer(
+        name,
+        "worse" if worse else "as the original",
+        findings=tuple(worse or candidate.findings),
+        own=original.findings,
+    )
+
+
+def _missed(tool: str, shown: Checked) -> str:
+    """Empty when the tool found the fault of its known-bad kernel."""
+    kernel, kind = SHOWN[tool]
+    if any(kind in finding.kind and finding.kernel == kernel for finding in shown.findings):
+        return ""
+    said = shown.why or ", ".join(sorted({finding.kind for finding in shown.findings})) or "nothing"
+    return f"it did not find the {kind} of a known-bad kernel ({said})"
+
+
+@contextmanager
+def _tasks(case: Case, index: int) -> Iterator[dict[Run, Task]]:
+    """Every run that may be asked for, its blobs on disk. initcheck gets the pure outputs as they were allocated."""
     bad = case.device.compile(replace(case.build, flags=()), KNOWN_BAD)
-    if case.device not in _proved:
-        _proved[case.device] = set()
-    sides = _sides(case, index)
-    until = time.monotonic() + case.options.checkers_timeout_s
-    at_once = max(1, min(WORKERS, case.device.info.memory_bytes // BYTES_A_WORKER))
-    with ThreadPoolExecutor(at_once, thread_name_prefix="sanitizer") as pool:
-        asked = [pool.submit(_ask, case, tool, name, bad, sides, until) for name in sanitizer.TOOLS]
-        return [future.result() for future in asked]
+    binaries = (bad, case.original_binary, case.candidate_binary)
+    launches = {ORIGINAL: case.original_launch("run", index), CANDIDATE: case.candidate_launch("run", index)}
+    outputs = case.baseline(index).poisoned
+    with tempfile.TemporaryDirectory(prefix="cuda-agent-launch-") as folder:
+        blobs = Path(folder)
+        held = {ZEROS: bytes(4 * THREADS), **{binary.sha256: binary.data for binary in binaries}}
+        source = jobs.BlobSource(bundle.BlobStore(case.workload.blobs), held)
+        for name in [*held, *jobs.blob_names([launches[ORIGINAL]])]:
+            (blobs / name).write_bytes(source[name])
+        tasks = {(tool, BAD): bad_task(tool, bad, blobs) for tool in sanitizer.TOOLS}
+        for side, binary in zip((ORIGINAL, CANDIDATE), binaries[1:], strict=True):
+            load = jobs.load_step(binary, side)
+            for tool in sanitizer.TOOLS:
+                unwritten = outputs if tool == "initcheck" else frozenset[int]()
+                tasks[tool, side] = Task(load, launches[side], blobs, unwritten)
+        yield tasks
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two kernels on the launch."""
-
-    binary: Binary
-    step: Mapping[str, Any]  # the launch, every buffer with its captured bytes
-    unwritten: Mapping[str, Any]  # the same, with the pure outputs as they were allocated
-    blobs: Mapping[str, bytes]
-
-
-def _sides(case: Case, index: int) -> dict[str, _Side]:
-    outputs = dict.fromkeys(case.baseline(index).poisoned, UNWRITTEN)
-    store = bundle.BlobStore(case.workload.blobs)
-    held = {name: store.get(name) for name in jobs.blob_names([case.original_launch("run", index)])}
-    made = {}
-    for name, binary in ((ORIGINAL, case.original_binary), (CANDIDATE, case.candidate_binary)):
-        launch = case.original_launch if name == ORIGINAL else case.candidate_launch
-        step = launch("run", index, canary=0)
-        unwritten = launch("run", index, canary=0, inits=outputs)
-        made[name] = _Side(binary, step, unwritten, {**held, binary.sha256: binary.data})
-    return made
+def bad_task(tool: str, binary: Binary, blobs: Path) -> Task:
+    """The launch of the kernel that a tool must find fault with. The folder holds the binary and ZEROS."""
+    pointers = [Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in (0, 1)]
+    buffers = (Buffer(0, 4 * THREADS, (ZEROS,), None), Buffer(0, 4 * THREADS, (ZEROS,), None))
+    count = Arg(16, THREADS.to_bytes(4, "little"))
+    launch = Launch(SHOWN[tool][0], "", (1, 1, 1), (THREADS, 1, 1), 0, (*pointers, count), buffers)
+    unwritten = frozenset({1}) if tool == "initcheck" else frozenset[int]()
+    return Task(jobs.load_step(binary, BAD), jobs.launch_step("run", BAD, launch), blobs, unwritten)
 
 
-def _ask(case: Case, tool: Sanitizer, name: str, bad: Binary, sides: Mapping[str, _Side], until: float) -> Answer:
-    started = time.monotonic()
+class _Runs:
+    """Runs tasks under tools, several at once."""
 
-    def run(binary: Binary, module: str, step: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Checked:
-        job = jobs.Job(
-            [jobs.load_step(binary, module), dict(step)], case.options.checkers_timeout_s, f"{name}: {module}"
-        )
-        left = min(case.options.checker_timeout_s, until - time.monotonic())
+    def __init__(self, case: Case, tool: Sanitizer, tasks: Mapping[Run, Task]) -> None:
+        self.case, self.tool, self.tasks = case, tool, tasks
+        at_once = min(RUNS, os.cpu_count() or 1, case.device.info.memory_bytes // BYTES_A_RUN)
+        self._pool = ThreadPoolExecutor(max(1, at_once), thread_name_prefix="sanitizer")
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, runs: Iterable[Run], until: float) -> dict[Run, Checked]:
+        asked = {run: self._pool.submit(self._one, run, until) for run in runs}
+        return {run: future.result() for run, future in asked.items()}
+
+    def _one(self, run: Run, until: float) -> Checked:
+        self.case.check_cancelled()
+        left = until - time.monotonic()
         if left <= 0:
             return Checked((), "no time was left for it", "", 0.0)
-        return sanitizer.check(tool, name, case.device, job, blobs, left, case.cancelled)
-
-    def side(module: str) -> Checked:
-        it = sides[module]
-        return run(it.binary, module, it.unwritten if name == "initcheck" else it.step, it.blobs)
-
-    def answer(state: Literal["clean", "as the original", "worse", "not run"], **more: Any) -> Answer:
-        return Answer(name, state, seconds=time.monotonic() - started, **more)
-
-    if name not in _proved[case.device]:
-        kernel, kind = SHOWN[name]
-        shown = run(bad, "bad", bad_step(name), {bad.sha256: bad.data, _ZEROS: bytes(4 * THREADS)})
-        if not any(kind in finding.kind and finding.kernel == kernel for finding in shown.findings):
-            said = shown.why or ", ".join(sorted({finding.kind for finding in shown.findings})) or "nothing"
-            return answer("not run", why=f"it did not find the {kind} of a known-bad kernel ({said})")
-        _proved[case.device].add(name)
-    candidate = side(CANDIDATE)
-    if candidate.why:
-        return answer("not run", why=candidate.why)
-    original = side(ORIGINAL)
-    if not candidate.findings:
-        return answer("clean", own=original.findings)
-    if original.why:
-        found = candidate.findings[0].kind
-        return answer("not run", why=f"it finds {found} in the candidate, and of the original: {original.why}")
-    worse = new_findings(candidate.findings, original.findings)
-    state: Literal["worse", "as the original"] = "worse" if worse else "as the original"
-    return answer(state, findings=tuple(worse or candidate.findings), own=original.findings)
+        return sanitizer.check(self.tool, run[0], self.case.device, self.tasks[run], left, self.case.cancelled)
 
 
 def new_findings(candidate: Sequence[Finding], original: Sequence[Finding]) -> list[Finding]:
     """Findings of a kind and kernel that the original shows less often, or not at all."""
     ours, theirs = (Counter((finding.kind, finding.kernel) for finding in side) for side in (candidate, original))
     return [finding for finding in candidate if ours[key := (finding.kind, finding.kernel)] > theirs[key]]
-
-
-def bad_step(tool: str) -> jobs.Step:
-    """The launch of the kernel that a tool must find fault with."""
-    pointers = [Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in (0, 1)]
-    buffers = (Buffer(0, 4 * THREADS, (_ZEROS,), None), Buffer(0, 4 * THREADS, (_ZEROS,), None))
-    count = Arg(16, THREADS.to_bytes(4, "little"))
-    launch = Launch(SHOWN[tool][0], "", (1, 1, 1), (THREADS, 1, 1), 0, (*pointers, count), buffers)
-    return jobs.launch_step("run", "bad", launch, canary=0, inits={1: UNWRITTEN} if tool == "initcheck" else {})

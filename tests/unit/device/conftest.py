@@ -3,12 +3,13 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import fake_driver
 from cuda_agent.device.client import Device
 from cuda_agent.device.transports import PipeTransport, ProcessChannel
 
@@ -22,7 +23,10 @@ class HostTransport(PipeTransport):
     def open(self, device: str) -> ProcessChannel:
         argv = [sys.executable, str(HERE / "host_worker.py"), "--device", device]
         argv = self.wrap(argv) if self.wrap else [*argv, "--parent", str(os.getpid())]
-        return ProcessChannel([*argv, *self.extra], self.environment())
+        return ProcessChannel(argv, self.environment())
+
+    def bare(self, device: str, folder: Path, before: Sequence[str]) -> ProcessChannel:
+        return ProcessChannel([*before, sys.executable, fake_driver.__file__, device, str(folder)], self.environment())
 
 
 @pytest.fixture

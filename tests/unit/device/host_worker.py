@@ -81,9 +81,6 @@ class HostBackend:
             raise StepFailed("this device cannot run textures", unsupported=True)
         return HostModule(data.decode())
 
-    def plain_memory(self) -> None:
-        """It has no pool."""
-
     def alloc(self, size: int) -> Any:
         if self.taken + size > LIMIT:
             raise OutOfMemory(size, self.free_memory())

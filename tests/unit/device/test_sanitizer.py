@@ -1,20 +1,20 @@
-"""compute-sanitizer around a worker: its reports as every release writes them, and one job under a stand-in for it that
-wraps the real worker process."""
+"""compute-sanitizer around one launch: its reports as every release writes them, and a launch under a stand-in for it
+that wraps the real process over a stand-in for the driver."""
 
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cuda_agent.device import sanitizer
+from cuda_agent.device.bare import Task
 from cuda_agent.device.client import Device
-from cuda_agent.device.jobs import Job
-from cuda_agent.device.sanitizer import Checked, Sanitizer, parse
+from cuda_agent.device.sanitizer import Sanitizer, parse
 from cuda_agent.device.transports import PipeTransport
 from cuda_agent.errors import Cancelled, ToolMissing, Unsupported
 from fake_sanitizer import install
@@ -66,6 +66,22 @@ def test_reports(name: str, found: list[tuple[str, str]], lines: list[int | None
     # The same after somebody pasted it with other spaces.
     squeezed = "\n".join("========= " + line.strip("= ") for line in (DATA / f"{name}.log").read_text().splitlines())
     assert [(finding.kind, finding.kernel) for finding in parse(squeezed).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "count", "ended"),
+    [
+        ("memcheck", ("out-of-bounds global write", "writes_beyond", 4), 1, True),
+        ("racecheck", ("shared race", "races", 9), 1, False),  # as it stood when the process was killed
+        ("initcheck", ("uninitialised global read", "reads_unwritten", 14), 12, False),
+        ("synccheck", ("divergent barrier", "diverges", 19), 15, False),
+    ],
+)
+def test_reports_of_an_h200(name: str, found: tuple[str, str, int], count: int, ended: bool) -> None:
+    """The known-bad kernels of G7 under release 2025.3.1; the last two are the first sixty lines."""
+    report = parse((DATA / f"{name}_2025.3.log").read_text())
+    assert {(finding.kind, finding.kernel, finding.line) for finding in report.findings} == {found}
+    assert (len(report.findings), report.ended, report.notes) == (count, ended, ())
 
 
 def test_where_and_in_which_words() -> None:
@@ -136,86 +152,85 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
     return found
 
 
-def run(tool: Sanitizer, device: Device, kernel: str, name: str, seconds: float = 20.0) -> Checked:
+@pytest.fixture
+def tasks(tmp_path: Path) -> Callable[[str], Task]:
+    """The launch of a kernel of BAD."""
     program = Program(BAD)
-    steps = [program.load(), program.launch("run", kernel, canary=0)]
-    return sanitizer.check(tool, name, device, Job(steps, seconds, kernel), program.blobs, seconds)
+    for name, data in program.blobs.items():
+        (tmp_path / name).write_bytes(data)
+    return lambda kernel: Task(program.load(), program.launch("run", kernel, poison=""), tmp_path)
 
 
-def test_a_clean_kernel(tool: Sanitizer, device: Device) -> None:
+def test_a_clean_kernel(tool: Sanitizer, device: Device, tasks: Callable[[str], Task]) -> None:
     starts = device.starts
-    checked = run(tool, device, "double", "memcheck")
+    checked = sanitizer.check(tool, "memcheck", device, tasks("double"), 20.0)
     assert (checked.findings, checked.why) == ((), ""), checked
     assert "ERROR SUMMARY: 0 errors" in checked.log
-    assert device.starts == starts  # a worker of its own
+    assert device.starts == starts  # the worker knows nothing of it
 
 
-def test_a_finding_is_kept_when_the_worker_dies(
-    tool: Sanitizer, device: Device, monkeypatch: pytest.MonkeyPatch
+def test_a_finding_is_kept_when_the_launch_faults(
+    tool: Sanitizer, device: Device, tasks: Callable[[str], Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "last-words")
-    checked = run(tool, device, "beyond", "memcheck")
+    checked = sanitizer.check(tool, "memcheck", device, tasks("beyond"), 20.0)
     assert [(f.kind, f.thread) for f in checked.findings] == [("out-of-bounds global write", (5, 0, 0))]
     assert checked.why == ""
-    assert run(tool, device, "diverges", "synccheck").findings[0].kind == "divergent barrier"
-    assert run(tool, device, "diverges", "memcheck").findings == ()
+    found = sanitizer.check(tool, "synccheck", device, tasks("diverges"), 20.0).findings
+    assert found[0].kind == "divergent barrier"
+    assert sanitizer.check(tool, "memcheck", device, tasks("diverges"), 20.0).findings == ()
 
 
 @pytest.mark.parametrize(
     ("kernel", "mode", "says"),
     [
         ("beyond", "blind", "CUDA_ERROR_LAUNCH_FAILED"),
-        ("segfault", "", "SIGSEGV"),
+        ("segfault", "", "the launch did not end (killed by SIGSEGV)"),
         ("no_such_kernel", "", "the binary has no kernel no_such_kernel"),
         ("double", "mute", "it ended without a summary"),
         ("double", "troubled", "Internal Sanitizer Error"),
     ],
 )
 def test_silence_that_means_nothing(
-    tool: Sanitizer, device: Device, monkeypatch: pytest.MonkeyPatch, kernel: str, mode: str, says: str
+    tool: Sanitizer,
+    device: Device,
+    tasks: Callable[[str], Task],
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    mode: str,
+    says: str,
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", mode)
-    checked = run(tool, device, kernel, "memcheck")
+    checked = sanitizer.check(tool, "memcheck", device, tasks(kernel), 20.0)
     assert checked.findings == ()
     assert says in checked.why
 
 
 @pytest.mark.parametrize("mode", ["", "slow"])
-def test_a_limit_on_the_time(tool: Sanitizer, device: Device, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_a_limit_on_the_time(
+    tool: Sanitizer, device: Device, tasks: Callable[[str], Task], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     monkeypatch.setenv("FAKE_MODE", mode)
     started = time.monotonic()
-    checked = run(tool, device, "spin", "racecheck", 2.0)
-    assert checked.why == "it did not end within 2 s" or "deadline of 2 s" in checked.why
+    checked = sanitizer.check(tool, "racecheck", device, tasks("spin"), 2.0)
+    assert checked.why == "it did not end within 2 s"
     assert time.monotonic() - started < patience(6)
 
 
-def test_the_person_stops_it(tool: Sanitizer, device: Device, tmp_path: Path) -> None:
+def test_the_person_stops_it(tool: Sanitizer, device: Device, tasks: Callable[[str], Task]) -> None:
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
-    program = Program(BAD)
-    job = Job([program.load(), program.launch("run", "spin", canary=0)], 30.0)
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        sanitizer.check(tool, "memcheck", device, job, program.blobs, 30.0, stop.is_set)
+        sanitizer.check(tool, "memcheck", device, tasks("spin"), 30.0, stop.is_set)
     assert time.monotonic() - started < patience(5)
 
 
-def test_a_worker_that_is_reached_otherwise(tool: Sanitizer, device: Device) -> None:
+def test_a_device_that_is_reached_otherwise(tool: Sanitizer, tasks: Callable[[str], Task]) -> None:
     class Elsewhere:
         def open(self, device: str) -> PipeTransport:
             raise AssertionError(device)
 
     far = Device("cuda:0", Elsewhere(), start=False)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="cuda:0"):
-        run(tool, far, "double", "memcheck")
-
-
-def test_buffers_without_canaries_and_without_bytes(device: Device) -> None:
-    """The buffer is the whole allocation, and `none` leaves it alone."""
-    program = Program(BAD)
-    step = program.launch("run", "double", canary=0)
-    step["buffers"][1] = {"size": len(program.y), "init": {"none": True}, "poison": []}
-    fetch = {"op": "fetch", "run": "run", "buffer": 1}
-    _, launched, fetched = device.run(Job([program.load(), step, fetch]), program.blobs)
-    assert launched["canaries"] == []
-    assert fetched["data"] == struct.pack(f"{len(program.values)}f", *(2 * value for value in program.values))
+        sanitizer.check(tool, "memcheck", far, tasks("double"), 20.0)

@@ -12,12 +12,13 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import fake_driver
 from cuda_agent import cache
 from cuda_agent.device.client import Device
 from cuda_agent.device.transports import PipeTransport, ProcessChannel
@@ -40,9 +41,12 @@ state = {}
 @dataclass(frozen=True)
 class HostTransport(PipeTransport):
     def open(self, device: str) -> ProcessChannel:
-        argv = [sys.executable, str(WORKER), "--device", device, *self.extra]
+        argv = [sys.executable, str(WORKER), "--device", device]
         argv = self.wrap(argv) if self.wrap else [*argv, "--parent", str(os.getpid())]
         return ProcessChannel(argv, self.environment())
+
+    def bare(self, device: str, folder: Path, before: Sequence[str]) -> ProcessChannel:
+        return ProcessChannel([*before, sys.executable, fake_driver.__file__, device, str(folder)], self.environment())
 
 
 def assemble(build: Build, text: str) -> Binary:

@@ -1,4 +1,5 @@
-"""G7 on a GPU, with a stand-in for compute-sanitizer around the real worker: what makes it fail, pass, and not run."""
+"""G7 on a GPU, with stand-ins for compute-sanitizer and for the driver below the real process between them: what makes
+it fail, pass, and not run."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ import pytest
 
 from cuda_agent import judge
 from cuda_agent.device import sanitizer
-from cuda_agent.device.sanitizer import Finding, Sanitizer
+from cuda_agent.device.bare import Task
+from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
 from cuda_agent.errors import Cancelled, ToolMissing
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
-from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, bad_step, new_findings
+from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, bad_task, new_findings
 from cuda_agent.model import Binary, Build, GateResult, Workload
 from fake_sanitizer import install
 from patience import patience
@@ -147,8 +149,10 @@ def test_initcheck_sees_pure_outputs_as_nobody_wrote_them(device: CheckedDevice,
     assert result.status == "pass", result.detail
     assert len(seen.read_text().split()) == 4
     assert seen.read_text().split().count("7.0") == 3
-    assert bad_step("initcheck")["buffers"][1]["init"] == {"none": True}
-    assert "none" not in bad_step("memcheck")["buffers"][1]["init"]
+    binary = device.compile(build(tmp_path), KNOWN_BAD)
+    assert {name: set(bad_task(name, binary, tmp_path).unwritten) for name in SHOWN} == {
+        "memcheck": set(), "racecheck": set(), "initcheck": {1}, "synccheck": set(),
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- not run
@@ -199,10 +203,83 @@ def test_only_a_small_launch(device: CheckedDevice, tmp_path: Path) -> None:
 def test_a_limit_on_the_time(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "slow")
     started = time.monotonic()
-    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checkers_timeout_s=2.0, checker_timeout_s=1.0))
+    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checkers_timeout_s=4.0))
     assert time.monotonic() - started < patience(6)
-    assert result.status == "not-run"
-    assert "it did not end within 1 s" in result.detail
+    assert (result.status, result.undecided) == ("not-run", False)
+    assert "it did not end within 2 s" in result.detail
+
+
+def test_a_finding_is_not_lost_when_the_original_has_no_time(
+    device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sanitizer.check
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
+        late = task.launch["module"] == "original"
+        return Checked((), "it did not end within 30 s", "", 30.0) if late else real(tool, name, on, task, *rest)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    original = source("b[:] = 2 * a + 1\nreturn 101.0")
+    result = asked(device, tmp_path, f"tell('racecheck')\n{RIGHT}", original=original)
+    assert (result.status, result.undecided) == ("not-run", True)
+    assert "racecheck did not run: it finds shared race in the candidate, and of the original: it did" in result.detail
+    assert [finding["tool"] for finding in result.data["findings"]] == ["racecheck"]
+    assert result.data["tools"]["memcheck"]["status"] == "clean"
+
+
+def test_a_fault_fails_with_its_cause(device: CheckedDevice, tmp_path: Path) -> None:
+    """Only memcheck names it; the launch faults under the others too."""
+    faults = "import os\nif 'FAKE_FINDINGS' in os.environ:\n    tell('memcheck')\n    "
+    result = asked(device, tmp_path, f"{faults}raise DeviceFault('CUDA_ERROR_MISALIGNED_ADDRESS')\n{RIGHT}")
+    assert result.status == "fail"
+    assert "memcheck: out-of-bounds global write in axpy" in result.detail
+    tools = result.data["tools"]
+    assert [tools[name]["status"] for name in SHOWN] == ["worse", "not run", "not run", "not run"]
+    assert "CUDA_ERROR_MISALIGNED_ADDRESS" in tools["racecheck"]["why"]
+
+
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(tool, module) of every run from now on."""
+    seen: list[tuple[str, str]] = []
+    real = sanitizer.check
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
+        seen.append((name, task.launch["module"]))
+        return real(tool, name, on, task, *rest)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    return seen
+
+
+def test_a_second_candidate_pays_only_for_itself(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = runs(monkeypatch)
+    racy = source("tell('racecheck')\nb[:] = 2 * a + 1\nreturn 100.0")
+    work = workload(tmp_path)
+    first = asked(fresh, tmp_path, RIGHT, original=racy, work=work)
+    assert len(seen) == 12
+    assert {module for _, module in seen[8:]} == {"original"}
+    seen.clear()
+    second = asked(fresh, tmp_path, f"tell('racecheck')\n{RIGHT}", original=racy, work=work)
+    assert sorted(seen) == sorted((name, "candidate") for name in SHOWN)
+    for result in (first, second):
+        assert result.status == "pass"
+        assert result.detail.endswith("the original itself shows shared race (racecheck)")
+    seen.clear()
+    asked(fresh, tmp_path, f"tell('synccheck')\n{RIGHT}", work=work)  # another original
+    assert len(seen) == 8
+    # The tools that found something in the candidate have the time first.
+    assert seen[4] == ("synccheck", "original")
+
+
+def test_the_same_instructions_are_not_run(
+    device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = runs(monkeypatch)
+    result = asked(device, tmp_path, "b[:] = 2 * a + 1\nreturn 100.0")
+    assert (result.status, seen) == ("pass", [])
+    assert result.detail.startswith("the same instructions, launched alike")
 
 
 def test_the_person_stops_it(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
