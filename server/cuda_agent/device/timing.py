@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_agent.device import compare as numeric
-from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, configuration, Sample
+from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, Sample, configuration
 from cuda_agent.device.jobs import StepFailed
 
 ALIGN = 256

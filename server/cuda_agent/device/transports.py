@@ -138,9 +138,10 @@ class PipeTransport:
 
     python: str = sys.executable
     wrap: Callable[[list[str]], list[str]] | None = None
+    extra: tuple[str, ...] = ()  # further arguments of the worker
 
     def open(self, device: str) -> ProcessChannel:
-        argv = [self.python, "-P", "-m", "cuda_agent.device.worker", "--device", device]
+        argv = [self.python, "-P", "-m", "cuda_agent.device.worker", "--device", device, *self.extra]
         if self.wrap is not None:
             argv = self.wrap(argv)
         else:

@@ -23,7 +23,7 @@ class HostTransport(PipeTransport):
     def open(self, device: str) -> ProcessChannel:
         argv = [sys.executable, str(HERE / "host_worker.py"), "--device", device]
         argv = self.wrap(argv) if self.wrap else [*argv, "--parent", str(os.getpid())]
-        return ProcessChannel(argv, self.environment())
+        return ProcessChannel([*argv, *self.extra], self.environment())
 
     def bare(self, device: str, folder: Path, before: Sequence[str]) -> ProcessChannel:
         return ProcessChannel([*before, sys.executable, fake_driver.__file__, device, str(folder)], self.environment())
