@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.device import Device, open_device, sanitizer
+from cuda_agent.device import Device, bare, open_device, sanitizer
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
 from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, THREADS, ZEROS, bad_task
@@ -130,6 +130,11 @@ def test_every_tool_finds_its_known_bad_kernel(device: Device, tool: sanitizer.S
     binary = device.compile(replace(build, flags=()), KNOWN_BAD)
     (tmp_path / binary.sha256).write_bytes(binary.data)
     (tmp_path / ZEROS).write_bytes(bytes(4 * THREADS))
+    started = time.monotonic()
+    bad_task("initcheck", binary, tmp_path).write(tmp_path)
+    assert device.bare(tmp_path).reap(60.0) == 0
+    assert bare.error_of(tmp_path) == ""
+    print(f"without a tool: {time.monotonic() - started:.2f} s")
     checked = {}
     for name in sanitizer.TOOLS:
         checked[name] = found = sanitizer.check(tool, name, device, bad_task(name, binary, tmp_path), 60.0)
