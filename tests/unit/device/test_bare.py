@@ -18,6 +18,7 @@ from cuda_agent.device.backend import DeviceFault
 from cuda_agent.device.bare import Task
 from cuda_agent.device.driver import DriverError
 from cuda_agent.device.jobs import StepFailed
+from patience import patience
 
 from .kernels import DOUBLE, Program, sha
 
@@ -108,7 +109,7 @@ def run(folder: Path) -> tuple[int, str, str]:
     out, err = folder / "out", folder / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-        code = process.wait(20)
+        code = process.wait(patience(20))
         assert process.stdin is not None
         process.stdin.close()
     return code, out.read_text(), err.read_text()
@@ -138,7 +139,7 @@ def test_it_ends_with_whoever_waits(tmp_path: Path) -> None:
         process.wait(1.0)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(10) == -9
+    assert process.wait(patience(10)) == -9
 
 
 def test_no_array_library(tmp_path: Path) -> None:
