@@ -1,0 +1,212 @@
+"""The list of hidden cases for one judgement, cheap first. Nothing runs here.
+
+Sizes vary one at a time, the others at a base: the recorded value where the launch is small, else a few blocks' worth.
+Every size is tried with the blocks that the program would launch and, where a guard makes that harmless, with more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from cuda_agent.judge.case import Case
+from cuda_agent.judge.hidden.extents import Extents, Refused, hold, part
+from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, redraw
+from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
+from cuda_agent.judge.hidden.shapes import Shapes
+from cuda_agent.model import Buffer, Launch
+from cuda_agent.workload.launch_map import Shape
+
+SMALL_BYTES, SMALL_THREADS = 1 << 18, 1 << 13  # a launch this small is its own base
+BASE = {1: 1024, 2: 128, 3: 32}  # a size of a larger launch becomes this, by how many sizes there are
+MOST_BYTES = 32 << 20  # of all buffers of a hidden launch
+SURPLUS = 1  # blocks more than the sizes ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One hidden case: a launch for the original, and the shape in which the candidate runs it."""
+
+    name: str
+    index: int  # of the recorded launch it comes from
+    launch: Launch
+    shape: Shape
+    family: str = ""  # "" for the recorded values
+
+    @property
+    def cost(self) -> int:
+        """Threads and bytes, for the order."""
+        threads = Shape(self.launch.grid, self.launch.block, 0).threads * Shape(self.launch.grid, (1, 1, 1), 0).blocks
+        return threads * 8 + sum(buffer.size for buffer in self.launch.buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    name: str
+    why: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"case": self.name, "why": self.why}
+
+
+@dataclass(slots=True)
+class Plan:
+    trials: list[Trial] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    held: dict[str, bytes] = field(default_factory=dict)  # made-up blobs
+    notes: list[str] = field(default_factory=list)
+
+
+def make(case: Case) -> Plan:
+    """Cases from the smallest recorded launch of every instantiation."""
+    plan = Plan()
+    smallest: dict[str, int] = {}
+    for index, launch in enumerate(case.launches):
+        best = smallest.setdefault(launch.mangled, index)
+        if _bytes(launch) < _bytes(case.launches[best]):
+            smallest[launch.mangled] = index
+    for index in smallest.values():
+        _Maker(case, index, plan).make()
+    plan.trials.sort(key=lambda trial: trial.cost.bit_length() // 3)  # stable: within a class the order stands
+    return plan
+
+
+def _bytes(launch: Launch) -> int:
+    return sum(buffer.size for buffer in launch.buffers)
+
+
+class _Maker:
+    def __init__(self, case: Case, index: int, plan: Plan) -> None:
+        self.case, self.index, self.plan = case, index, plan
+        self.launch = case.launches[index]
+        self.scalars = integers(self.launch, case.kernel)
+        self.sizes = sizes(case.module, case.kernel, self.scalars)
+        self.shapes = Shapes(case, index, self.scalars)
+        self.extents = Extents(case, index, self.scalars)
+        self.seen: set[tuple[Launch, Shape]] = set()
+        self.base: dict[str, int] = self._base()
+
+    def make(self) -> None:
+        if not self.sizes:
+            self.plan.notes.append("no integer argument bounds a guard or a loop: sizes were not varied")
+        base = self._sized(self.base)
+        if base is None and self.base:
+            self.base, base = {}, self._sized({})
+        if base is not None:
+            self._values(base)
+        for values in self._size_cases():
+            self._sized(values)
+
+    # ------------------------------------------------------------ sizes
+
+    def _base(self) -> dict[str, int]:
+        """Values of the sizes that are not being varied, where they differ from the recorded ones."""
+        threads = self.shapes.captured.threads * self.shapes.captured.blocks
+        if _bytes(self.launch) <= SMALL_BYTES and threads <= SMALL_THREADS:
+            return {}
+        cap = BASE.get(len(self.sizes), 16)
+        return {size.name: cap for size in self.sizes if size.value > cap}
+
+    def _size_cases(self) -> Iterator[dict[str, int]]:
+        """One size at a time in turn, then all of them equal."""
+        threads = self.shapes.captured.threads
+        lists = [[(size, value) for value in hidden_values(size, threads)] for size in self.sizes]
+        for turn in range(max(map(len, lists), default=0)):
+            for values in lists:
+                if turn < len(values):
+                    size, value = values[turn]
+                    yield self.base | {size.name: value}
+        for value in (33, 1) if len(self.sizes) > 1 else ():
+            yield {size.name: min(value, size.value) for size in self.sizes}
+        for size in self.sizes:
+            yield self.base | {size.name: 2 * self.base.get(size.name, size.value) + 1}
+
+    def _sized(self, values: Mapping[str, int]) -> Trial | None:
+        """Adds the cases of these sizes; gives the one with the program's own number of blocks, or the only one."""
+        changed = {name: value for name, value in values.items() if value != self.scalars[name].value}
+        grows = any(value > self.scalars[name].value for name, value in changed.items())
+        name = self._name(changed)
+        own = self.shapes.original(changed) if changed else self.shapes.captured
+        if own is None:
+            if grows:
+                self._leave(name, "how many blocks the program would launch cannot be read from its text")
+                return None
+            return self._add(f"{name}, recorded grid", changed, self.shapes.captured, mapped=True)
+        made = None
+        if min(own.grid) > 0:
+            made = self._add(name, changed, own)
+        else:
+            self._leave(name, "the program would launch no block")
+        if changed and self.case.kernel.guards and not grows:
+            most = self.shapes.captured.grid
+            more = [max(have, min(most[axis], have + SURPLUS)) for axis, have in enumerate(own.grid)]
+            surplus = Shape((more[0], more[1], more[2]), own.block, own.shared)
+            if surplus != own and min(more) > 0:
+                self._add(f"{name}, more blocks than needed", changed, surplus, surplus=True)
+        return made
+
+    def _add(
+        self, name: str, values: Mapping[str, int], shape: Shape, *, surplus: bool = False, mapped: bool = False
+    ) -> Trial | None:
+        if not values:
+            theirs: Shape | None = self.case.shape(self.index)
+        elif mapped:
+            theirs = self.shapes.mapped(shape)
+        else:
+            theirs = self.shapes.surplus(values, shape) if surplus else self.shapes.candidate(values, shape)
+        if theirs is None:
+            self._leave(name, "how the candidate would be launched there cannot be read from its text")
+            return None
+        launch = with_values(self.launch, self.scalars, values)
+        launch = replace(launch, grid=shape.grid, block=shape.block, shared=shape.shared, globals=self.launch.globals)
+        try:
+            launch = self.extents.fit(launch, values, self.plan.held, MOST_BYTES)
+        except Refused as error:
+            self._leave(name, str(error))
+            return None
+        trial = Trial(name, self.index, launch, theirs)
+        if (launch, theirs) in self.seen:
+            return trial
+        self.seen.add((launch, theirs))
+        self.plan.trials.append(trial)
+        return trial
+
+    def _leave(self, name: str, why: str) -> None:
+        self.plan.left_out.append(LeftOut(name, why))
+
+    def _name(self, values: Mapping[str, int]) -> str:
+        if not values:
+            return f"sizes as recorded {self.case.launch_name(self.index)}"
+        return ", ".join(
+            f"{name} = {value:,} (captured {self.scalars[name].value:,})" for name, value in values.items()
+        )
+
+    # ------------------------------------------------------------ values
+
+    def _values(self, base: Trial) -> None:
+        """One case a value family, on the base."""
+        poisoned = self.case.baseline(self.index).poisoned
+        inputs = [
+            (b, slot.dtype)
+            for b, slot in enumerate(self.case.slots(self.index))
+            if slot.dtype in FLOATS and b not in poisoned and base.launch.buffers[b].size
+        ]
+        if not inputs:
+            self.plan.notes.append("no float data are read: values were not varied")
+            return
+        for family in FAMILIES:
+            if family in NOT_FINITE and self.case.candidate.numeric == "fast-math":
+                continue
+            buffers = list(base.launch.buffers)
+            for b, dtype in inputs:
+                data = redraw(self._bytes(buffers[b]), dtype, family, self.case.options.seed + b)
+                buffers[b] = Buffer(buffers[b].address, len(data), (hold(self.plan.held, data),), None)
+            launch = replace(base.launch, buffers=tuple(buffers))
+            if (launch, base.shape) not in self.seen:
+                self.seen.add((launch, base.shape))
+                name = f"{base.name}, values: {family}"
+                self.plan.trials.append(Trial(name, self.index, launch, base.shape, family))
+
+    def _bytes(self, buffer: Buffer) -> bytes:
+        held = self.plan.held.get(buffer.before[0]) if len(buffer.before) == 1 else None
+        return held if held is not None else part(self.case, buffer, 0, buffer.size)
