@@ -23,7 +23,8 @@ from .conftest import GOOD, VALUES, build, candidate, source, workload
 
 ORIGINAL = source("b[:] = 2 * a + 1\nreturn 100.0")
 FASTER = source("b[:] = 2 * a + 1\nreturn 50.0", "b[i] = 1 + 2 * a[i];")
-OPTIONS = JudgeOptions(rounds=8, slower_deadline=0.0)
+# The Python kernels know one size and count their calls: hidden cases have tests of their own.
+OPTIONS = JudgeOptions(rounds=8, slower_deadline=0.0, hidden_cases=0)
 
 
 def judged(device: Device, folder: Path, text: str, *, work: Workload | None = None, original: str = ORIGINAL,
@@ -51,7 +52,7 @@ def test_a_faster_kernel_is_verified(device: Device, tmp_path: Path) -> None:
     assert verdict.timing is not None
     assert verdict.timing.ratio == pytest.approx(2.0)
     passed = {g.id for g in verdict.gates if g.status == "pass"}
-    assert passed == {"G0", "G1", "G2", "G3", "G4", "G5", "G6", "G8", "G9", "G10", "G11", "G12", "G14"}
+    assert passed == {"G0", "G1", "G2", "G3", "G4", "G6", "G8", "G9", "G10", "G11", "G12", "G14"}
     assert device.starts == starts + 1  # type: ignore[attr-defined]  # measured again in a fresh process
     assert verdict.record["verified_sha256"] == verdict.record["timed_sha256"] == verdict.record["offered_sha256"]
     assert judge.headline(verdict).startswith("2.00× [2.00, 2.00] on")

@@ -152,6 +152,13 @@ def part(case: Case, buffer: Buffer, start: int, end: int) -> bytes:
     return data[start - first * chunk : end - first * chunk]
 
 
+def contents(case: Case, held: Mapping[str, bytes], buffer: Buffer) -> bytes:
+    """The initial bytes of a buffer of a derived launch."""
+    if len(buffer.before) == 1 and buffer.before[0] in held:
+        return held[buffer.before[0]]
+    return part(case, buffer, 0, buffer.size)
+
+
 def hold(held: MutableMapping[str, bytes], data: bytes) -> str:
     """Keeps bytes that are in no bundle, under their digest."""
     name = hashlib.sha256(data).hexdigest()

@@ -20,6 +20,7 @@ _NUMPY = {"f64": "<f8", "f32": "<f4", "f16": "<f2"}
 # Far out, with room for a square and a sum before the type overflows; and well inside the denormal numbers.
 _HUGE = {"f64": 1e100, "f32": 1e15, "f16": 100.0, "bf16": 1e15}
 _TINY = {"f64": 1e-310, "f32": 1e-40, "f16": 1e-6, "bf16": 1e-39}
+ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 Draw = Callable[[Floats, ElementType, np.random.Generator], Floats]
 
 
@@ -128,6 +129,7 @@ FAMILIES: dict[str, Draw] = {
     "a few NaN": _sprinkled(float("nan")),
     "a few infinities": _sprinkled(float("inf")),
 }
+REPEATED = frozenset(("constant", "ones"))
 NOT_FINITE = frozenset(("a few NaN", "a few infinities"))
 
 

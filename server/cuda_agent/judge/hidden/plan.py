@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from cuda_agent.judge.case import Case
-from cuda_agent.judge.hidden.extents import Extents, Refused, hold, part
+from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
 from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, redraw
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
@@ -154,6 +154,9 @@ class _Maker:
             theirs = self.shapes.mapped(shape)
         else:
             theirs = self.shapes.surplus(values, shape) if surplus else self.shapes.candidate(values, shape)
+        if theirs is None and surplus:
+            self._leave("more blocks than needed", "original and candidate are launched by different words")
+            return None
         if theirs is None:
             self._leave(name, "how the candidate would be launched there cannot be read from its text")
             return None
@@ -172,7 +175,8 @@ class _Maker:
         return trial
 
     def _leave(self, name: str, why: str) -> None:
-        self.plan.left_out.append(LeftOut(name, why))
+        if (left := LeftOut(name, why)) not in self.plan.left_out:
+            self.plan.left_out.append(left)
 
     def _name(self, values: Mapping[str, int]) -> str:
         if not values:
@@ -199,14 +203,12 @@ class _Maker:
                 continue
             buffers = list(base.launch.buffers)
             for b, dtype in inputs:
-                data = redraw(self._bytes(buffers[b]), dtype, family, self.case.options.seed + b)
+                data = redraw(
+                    contents(self.case, self.plan.held, buffers[b]), dtype, family, self.case.options.seed + b
+                )
                 buffers[b] = Buffer(buffers[b].address, len(data), (hold(self.plan.held, data),), None)
             launch = replace(base.launch, buffers=tuple(buffers))
             if (launch, base.shape) not in self.seen:
                 self.seen.add((launch, base.shape))
                 name = f"{base.name}, values: {family}"
                 self.plan.trials.append(Trial(name, self.index, launch, base.shape, family))
-
-    def _bytes(self, buffer: Buffer) -> bytes:
-        held = self.plan.held.get(buffer.before[0]) if len(buffer.before) == 1 else None
-        return held if held is not None else part(self.case, buffer, 0, buffer.size)

@@ -21,6 +21,7 @@ from cuda_agent.judge.case import Case, Results, sha256
 from cuda_agent.judge.gates.g03_outputs import wrong
 from cuda_agent.judge.hidden.families import NOT_FINITE
 from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial
+from cuda_agent.judge.hidden.sensitivity import is_rounding
 from cuda_agent.model import Launch
 from cuda_agent.workload.launch_map import Shape
 
@@ -247,7 +248,7 @@ def _compare(hidden: Hidden, report: Report) -> None:
         trial = hidden.trials[outcome.launch]
         report.tried.append(trial)
         sentence = problem(hidden, outcome)
-        if sentence is not None:
+        if sentence is not None and not is_rounding(hidden, outcome):
             report.failure, report.failed = f"{trial.name}: {sentence}", trial
             return
 
@@ -260,14 +261,12 @@ def _overflows(hidden: Hidden, at: int) -> bool:
 def problem(hidden: Hidden, outcome: outcomes.Outcome) -> str | None:
     """What is wrong with the candidate on one trial, by the rules of G3, G4 and G7."""
     own = {outcomes.place(finding) for finding in outcome.original_findings}
-    kinds = {(finding["kind"], finding.get("buffer")) for finding in outcome.original_findings}
+    # What the checkers say of the candidate on the recorded launch too is G7's to judge.
+    recorded = hidden.parent.outcome(hidden.trials[outcome.launch].index)
+    kinds = {(f["kind"], f.get("buffer")) for f in (*outcome.original_findings, *recorded.findings)}
     for finding in outcome.findings:
-        known = (
-            outcomes.place(finding) in own
-            if finding["kind"] == "out-of-bounds"
-            else ((finding["kind"], finding.get("buffer")) in kinds)
-        )
-        if not known:
+        bounds = finding["kind"] == "out-of-bounds"
+        if outcomes.place(finding) not in own if bounds else (finding["kind"], finding.get("buffer")) not in kinds:
             return outcomes.sentence(hidden, outcome.launch, finding)
     if sentence := wrong(outcome):
         return sentence
