@@ -95,7 +95,7 @@ class Extents:
         opaque: set[int] = set()
         for arg, type_, param in zip(order, types, self.case.kernel.params, strict=True):
             for pointer in arg.pointers:
-                size = _element_size(type_)
+                size = element_size(type_)
                 if size is None or pointer.at or len(arg.data) != 8:
                     opaque.add(pointer.buffer)
                     continue
@@ -166,7 +166,8 @@ def hold(held: MutableMapping[str, bytes], data: bytes) -> str:
     return name
 
 
-def _element_size(type_: str) -> int | None:
+def element_size(type_: str) -> int | None:
+    """Bytes of what a pointer type points to; None for other types."""
     target = elements.pointee(type_)
     try:
         return None if target is None else layout.sizeof(target)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
 from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, redraw
+from cuda_agent.judge.hidden.pointers import aliases, offsets
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
 from cuda_agent.model import Buffer, Launch
@@ -96,6 +97,7 @@ class _Maker:
             self._values(base)
         for values in self._size_cases():
             self._sized(values)
+        self._pointers()
 
     # ------------------------------------------------------------ sizes
 
@@ -146,7 +148,14 @@ class _Maker:
         return made
 
     def _add(
-        self, name: str, values: Mapping[str, int], shape: Shape, *, surplus: bool = False, mapped: bool = False
+        self,
+        name: str,
+        values: Mapping[str, int],
+        shape: Shape,
+        *,
+        surplus: bool = False,
+        mapped: bool = False,
+        pointed: Launch | None = None,
     ) -> Trial | None:
         if not values:
             theirs: Shape | None = self.case.shape(self.index)
@@ -160,19 +169,21 @@ class _Maker:
         if theirs is None:
             self._leave(name, "how the candidate would be launched there cannot be read from its text")
             return None
-        launch = with_values(self.launch, self.scalars, values)
-        launch = replace(launch, grid=shape.grid, block=shape.block, shared=shape.shared, globals=self.launch.globals)
+        launch = with_values(pointed or self.launch, self.scalars, values)
+        launch = replace(launch, grid=shape.grid, block=shape.block, shared=shape.shared)
         try:
             launch = self.extents.fit(launch, values, self.plan.held, MOST_BYTES)
         except Refused as error:
             self._leave(name, str(error))
             return None
         trial = Trial(name, self.index, launch, theirs)
-        if (launch, theirs) in self.seen:
-            return trial
-        self.seen.add((launch, theirs))
-        self.plan.trials.append(trial)
+        self._keep(trial)
         return trial
+
+    def _keep(self, trial: Trial) -> None:
+        if (trial.launch, trial.shape) not in self.seen:
+            self.seen.add((trial.launch, trial.shape))
+            self.plan.trials.append(trial)
 
     def _leave(self, name: str, why: str) -> None:
         if (left := LeftOut(name, why)) not in self.plan.left_out:
@@ -184,6 +195,20 @@ class _Maker:
         return ", ".join(
             f"{name} = {value:,} (captured {self.scalars[name].value:,})" for name, value in values.items()
         )
+
+    # ------------------------------------------------------------ pointers
+
+    def _pointers(self) -> None:
+        """Offsets and aliases, at sizes one below the recorded ones: an array moved by one element then still fits."""
+        values = self.base | {size.name: size.value - 1 for size in self.sizes if size.name not in self.base}
+        shape = self.shapes.original(values) if values else self.shapes.captured
+        poisoned = self.case.baseline(self.index).poisoned
+        for what, launch in (*offsets(self.case, self.launch), *aliases(self.case, self.launch, poisoned)):
+            name = f"{what}, {self._name(values)}"
+            if shape is None or min(shape.grid) < 1:
+                self._add(name, values, self.shapes.captured, mapped=True, pointed=launch)
+            else:
+                self._add(name, values, shape, pointed=launch)
 
     # ------------------------------------------------------------ values
 
@@ -208,7 +233,4 @@ class _Maker:
                 )
                 buffers[b] = Buffer(buffers[b].address, len(data), (hold(self.plan.held, data),), None)
             launch = replace(base.launch, buffers=tuple(buffers))
-            if (launch, base.shape) not in self.seen:
-                self.seen.add((launch, base.shape))
-                name = f"{base.name}, values: {family}"
-                self.plan.trials.append(Trial(name, self.index, launch, base.shape, family))
+            self._keep(Trial(f"{base.name}, values: {family}", self.index, launch, base.shape, family))
