@@ -8,15 +8,14 @@ reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cuda_agent.errors import NoInputs
+from cuda_agent.errors import NoInputs, WorkloadError
 from cuda_agent.model import Arg, Buffer, Dim3, Kernel, Launch, LaunchSite, Pointer, Workload
 from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain import names
-from cuda_agent.workload import bundle, layout, reach
-from cuda_agent.workload.host import Host
+from cuda_agent.workload import bundle, launch_map, layout, reach
 from cuda_agent.workload.layout import Concrete
 
 # Values for the sizes of one launch: the first bounds the threads, later ones are inner lengths.
@@ -52,7 +51,6 @@ class _Maker:
         self.body = module.text(kernel.body)
         self.template = self._template_arguments()
         self.params = layout.concrete(kernel, self.template, module.document.text)
-        self.host = Host(module.document.text, kernel, self.template)
 
     def launch(self, sizes: tuple[int, ...], number: int, store: bundle.BlobStore) -> Launch:
         scalars = self._scalars(sizes)
@@ -133,24 +131,29 @@ class _Maker:
         """Scalars, template numbers and the file's integer macros and constants, as intervals of one value."""
         known = dict(integers)
         for name, argument in zip(layout.template_names(self.kernel), self.template, strict=False):
-            known.update((name, value) for value in self.host.numbers(argument, known))
+            known.update((name, value) for value in self._numbers(argument, known))
         for name in set(_WORD.findall(self.body)) - set(known):
-            if (definition := self.host.definition(name, file_scope=True)) is not None:
-                known.update((name, value) for value in self.host.numbers(definition, known))
+            if (definition := self._definition(name, file_scope=True)) is not None:
+                known.update((name, value) for value in self._numbers(definition, known))
         return {name: (value, value) for name, value in known.items()}
 
     # ------------------------------------------------------------ shape
 
     def _shape(self, integers: Mapping[str, int]) -> tuple[Dim3, Dim3, int]:
-        known = self.host.known(self.site, integers) if self.site is not None else dict(integers)
-        block = self.host.dims(self.site.block, known) if self.site is not None else None
+        known = dict(integers)
+        if self.site is not None:
+            # The program has its own names: `k<<<grid, block>>>(x, rows)` makes `rows` the parameter's value.
+            for text, param in zip(self.site.args, self.params, strict=False):
+                if param.name in integers and re.fullmatch(r"[A-Za-z_]\w*", text):
+                    known[text] = integers[param.name]
+        block = self._dims(self.site.block, known) if self.site is not None else None
         if block is None:
             if self.kernel.shared:
                 raise NoInputs("the block size cannot be read from a launch, and the shared arrays may depend on it")
             block = (16, 16, 1) if "threadIdx.y" in self.body else (256, 1, 1)
         if not 1 <= block[0] * block[1] * block[2] <= 1024:
             raise NoInputs(f"the block size {block} of the launch is not a legal one for these made-up sizes")
-        grid = self.host.dims(self.site.grid, known) if self.site is not None else None
+        grid = self._dims(self.site.grid, known) if self.site is not None else None
         if grid is None:
             grid = self._guarded_grid(integers, block)
         if grid[0] * grid[1] * grid[2] > 1 << 20 or max(grid[1:]) > 65535:
@@ -164,7 +167,7 @@ class _Maker:
             if dynamic and self.site is None:
                 raise NoInputs("no launch in this file says how much dynamic shared memory the kernel needs")
             return 0
-        for value in self.host.numbers(text, known):
+        for value in self._numbers(text, known):
             return value
         raise NoInputs(f"the dynamic shared memory size {text} of the launch cannot be evaluated")
 
@@ -190,6 +193,86 @@ class _Maker:
         variable = re.escape(match[1]) if match else rf"blockIdx\.{letter}"
         compare = re.search(rf"{variable}\s*(?:<|>=)\s*([A-Za-z_]\w*)", self.body)
         return integers.get(compare[1]) if compare else None
+
+    # ------------------------------------------------------------ the host's expressions
+
+    def _dims(self, text: str, known: Mapping[str, int]) -> Dim3 | None:
+        """A launch configuration's grid or block: a number, `dim3(…)`, or a variable defined as one of these."""
+        text = text.strip()
+        for _ in range(4):
+            inner = re.fullmatch(r"(?:dim3\s*[({]|\{)(.*)[)}]", text, re.DOTALL)
+            if inner:
+                parts = list(_split(inner[1]))
+                values = [value for part in parts for value in self._numbers(part, known)]
+                if len(values) != len(parts) or not 1 <= len(parts) <= 3 or min(values) < 1:
+                    return None
+                x, y, z = [*values, 1, 1][:3]
+                return x, y, z
+            if not re.fullmatch(r"[A-Za-z_]\w*", text) or text in known:
+                break
+            definition = self._definition(text)
+            if definition is None:
+                return None
+            text = definition
+        for value in self._numbers(text, known):
+            return (value, 1, 1) if value >= 1 else None
+        return None
+
+    def _definition(self, name: str, file_scope: bool = False) -> str | None:
+        """What a name is initialised with in this file: a macro, a constant, `dim3 name(…)`; None when there is none or
+        several that differ."""
+        text = self.module.document.text
+        found = re.findall(rf"^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+(.+?)[ \t]*(?://.*)?$", text, re.MULTILINE)
+        constant = r"(?:constexpr|const)\b[\w\s]*?" if file_scope else r"[\w:<>\s]*?\b"
+        found += re.findall(rf"\b{constant}\b{name}\s*=\s*([^;=][^;]*?)\s*[;]", text)
+        if not file_scope:
+            found += [f"dim3({inner})" for inner in re.findall(rf"\bdim3\s+{name}\s*[({{]([^;]*?)[)}}]\s*;", text)]
+        unique = list(dict.fromkeys(part.strip() for part in found))
+        return unique[0] if len(unique) == 1 else None
+
+    def _numbers(self, text: str, known: Mapping[str, int], depth: int = 0) -> Iterator[int]:
+        """The value of a host expression, or nothing."""
+        text = re.sub(r"\b(?:static_cast|reinterpret_cast)\s*<[^<>]*>|\(\s*(?:unsigned|int|size_t|long)\s*\)", "", text)
+        text = re.sub(r"\b(\d+)[uUlL]+\b", r"\1", text)
+        text = re.sub(r"\bsizeof\s*\(\s*([\w\s]+?)\s*\)", lambda m: str(self._sizeof(m[1])), text)
+        text = re.sub(r"\b(?:\w*(?:ceil_?div|div_?up|cdiv|divceil)\w*)\s*\(", "ceil_div(", text, flags=re.IGNORECASE)
+        values = dict(known)
+        for word in _WORD.findall(text):
+            if word in values or word in ("ceil_div", "min", "max"):
+                continue
+            base, _, axis = word.partition(".")
+            definition = self._definition(base)
+            if definition is None or depth > 4:
+                return
+            if axis:
+                dims = self._dims(base, known)
+                if dims is None:
+                    return
+                text = re.sub(rf"\b{re.escape(word)}\b", str(dims["xyz".index(axis)]), text)
+                continue
+            inner = list(self._numbers(definition, known, depth + 1))
+            if not inner:
+                return
+            values[word] = inner[0]
+        try:
+            yield launch_map.evaluate(text, values)
+        except WorkloadError:
+            return  # not integer arithmetic: the caller says what that means
+
+    def _sizeof(self, type_: str) -> int:
+        known = dict(zip(layout.template_names(self.kernel), self.template, strict=False))
+        return layout.sizeof(layout.resolve_type(type_, known, self.module.document.text))
+
+
+def _split(text: str) -> Iterator[str]:
+    """At commas outside parentheses."""
+    depth, start = 0, 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            yield text[start:i].strip()
+            start = i + 1
+    yield text[start:].strip()
 
 
 def _values(param: Concrete, count: int, seed: int) -> bytes:

@@ -13,12 +13,13 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from cuda_agent.errors import NoInputs
+from cuda_agent.judge import launch_text
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden.scalars import Scalar, template_arguments
 from cuda_agent.model import Arg, Buffer, Launch, Pointer
+from cuda_agent.source.tree import identifiers
 from cuda_agent.toolchain import names
 from cuda_agent.workload import bundle, elements, layout, reach
-from cuda_agent.workload.host import Host
 
 _PLACE = 256  # a buffer is cut at a multiple of this, so that pointers keep their alignment
 
@@ -44,23 +45,18 @@ class Extents:
         self._constants = self._file_constants()
 
     def _file_constants(self) -> dict[str, reach.Interval]:
-        """Integer macros, constants and template arguments that the body names."""
+        """Template arguments, integer macros and constants that the body names."""
         kernel, module = self.case.kernel, self.case.module
         template = template_arguments(self.launch.mangled)
-        host = Host(module.document.text, kernel, template)
         found: dict[str, reach.Interval] = {}
         for name, argument in zip(layout.template_names(kernel), template, strict=False):
             if match := re.fullmatch(r"(?:\([^)]*\))?(-?\d+)[ul]*", argument):
                 found[name] = (int(match[1]), int(match[1]))
         local = {param.name for param in kernel.params} | set(found)
-        for name in set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", module.text(kernel.body))) - local:
-            definition = host.definition(name, file_scope=True)
-            try:
-                values = list(host.numbers(definition, {})) if definition is not None else []
-            except NoInputs:
-                continue
-            if values:
-                found[name] = (values[0], values[0])
+        for name in identifiers(module.node(kernel.body)) - local:
+            value = launch_text.constant(module, name, kernel.body.start)
+            if value is not None:
+                found[name] = (value, value)
         return found
 
     def reached(self, launch: Launch, values: Mapping[str, int]) -> dict[str, reach.Interval]:

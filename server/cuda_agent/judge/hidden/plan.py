@@ -21,6 +21,7 @@ from cuda_agent.workload.launch_map import Shape
 SMALL_BYTES, SMALL_THREADS = 1 << 18, 1 << 13  # a launch this small is its own base
 BASE = {1: 1024, 2: 128, 3: 32}  # a size of a larger launch becomes this, by how many sizes there are
 MOST_BYTES = 32 << 20  # of all buffers of a hidden launch
+GROW_BYTES = 4 << 20  # of a recorded launch whose sizes are doubled; a larger one grows from its base only
 SURPLUS = 1  # blocks more than the sizes ask for
 
 
@@ -122,6 +123,8 @@ class _Maker:
             yield {size.name: min(value, size.value) for size in self.sizes}
         for size in self.sizes:
             yield self.base | {size.name: 2 * self.base.get(size.name, size.value) + 1}
+            if size.name in self.base and _bytes(self.launch) <= GROW_BYTES:
+                yield self.base | {size.name: 2 * size.value + 1}
 
     def _sized(self, values: Mapping[str, int]) -> Trial | None:
         """Adds the cases of these sizes; gives the one with the program's own number of blocks, or the only one."""
