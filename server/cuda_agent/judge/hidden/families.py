@@ -7,6 +7,7 @@ its sign where the recorded data have only one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ Draw = Callable[[Floats, ElementType, np.random.Generator], Floats]
 
 
 def decode(data: bytes, dtype: ElementType) -> Floats:
-    """The numbers in a buffer; bytes after the last whole element are left out."""
+    """The numbers in a buffer of floats; bytes after the last whole element are left out."""
     whole = data[: len(data) // SIZES[dtype] * SIZES[dtype]]
     if dtype == "bf16":
         return (np.frombuffer(whole, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
@@ -33,12 +34,15 @@ def decode(data: bytes, dtype: ElementType) -> Floats:
 
 
 def redraw(data: bytes, dtype: ElementType, family: str, seed: int) -> bytes:
-    """`data` with every element replaced by one of the family."""
-    old = decode(data, dtype)
-    if not old.size:
+    """`data` with every element replaced by one of the family; integers only by one of `ORDERS`."""
+    count, rng = len(data) // SIZES[dtype], np.random.default_rng(seed)
+    if not count:
         return data
-    new = FAMILIES[family](old, dtype, np.random.default_rng(seed))
-    return encode(dtype, new) + data[old.size * SIZES[dtype] :]
+    rest = data[count * SIZES[dtype] :]
+    if dtype in FLOATS:
+        return encode(dtype, FAMILIES[family](decode(data, dtype), dtype, rng)) + rest
+    numbers = np.frombuffer(data[: count * SIZES[dtype]], f"<{dtype[0]}{SIZES[dtype]}")
+    return ORDERS[family](numbers, rng).tobytes() + rest
 
 
 def _finite(old: Floats) -> Floats:
@@ -128,6 +132,12 @@ FAMILIES: dict[str, Draw] = {
     "huge": _huge,
     "a few NaN": _sprinkled(float("nan")),
     "a few infinities": _sprinkled(float("inf")),
+}
+# What integers may become: the same ones in another order.
+ORDERS: dict[str, Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]] = {
+    "permuted": lambda old, rng: rng.permutation(old),
+    "sorted": lambda old, rng: np.sort(old),
+    "sorted downwards": lambda old, rng: np.sort(old)[::-1],
 }
 REPEATED = frozenset(("constant", "ones"))
 NOT_FINITE = frozenset(("a few NaN", "a few infinities"))

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
-from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, redraw
+from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, ORDERS, redraw
+from cuda_agent.judge.hidden.integer_data import data_parameters
 from cuda_agent.judge.hidden.pointers import aliases, offsets
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
 from cuda_agent.model import Buffer, Launch
+from cuda_agent.workload.elements import ElementType
 from cuda_agent.workload.launch_map import Shape
 
 SMALL_BYTES, SMALL_THREADS = 1 << 18, 1 << 13  # a launch this small is its own base
@@ -216,24 +218,31 @@ class _Maker:
     # ------------------------------------------------------------ values
 
     def _values(self, base: Trial) -> None:
-        """One case a value family, on the base."""
-        poisoned = self.case.baseline(self.index).poisoned
-        inputs = [
-            (b, slot.dtype)
-            for b, slot in enumerate(self.case.slots(self.index))
-            if slot.dtype in FLOATS and b not in poisoned and base.launch.buffers[b].size
-        ]
-        if not inputs:
-            self.plan.notes.append("no float data are read: values were not varied")
-            return
+        """One case a value family, on the base; integers that are data are put in another order."""
+        floats, whole = self._inputs(base)
+        if not floats and not whole:
+            self.plan.notes.append("no data are read that may be redrawn: values were not varied")
         for family in FAMILIES:
             if family in NOT_FINITE and self.case.candidate.numeric == "fast-math":
                 continue
+            orders = whole if family in ORDERS else []
             buffers = list(base.launch.buffers)
-            for b, dtype in inputs:
-                data = redraw(
-                    contents(self.case, self.plan.held, buffers[b]), dtype, family, self.case.options.seed + b
-                )
+            for b, dtype in (*floats, *orders):
+                old = contents(self.case, self.plan.held, buffers[b])
+                data = redraw(old, dtype, family, self.case.options.seed + b)
                 buffers[b] = Buffer(buffers[b].address, len(data), (hold(self.plan.held, data),), None)
             launch = replace(base.launch, buffers=tuple(buffers))
             self._keep(Trial(f"{base.name}, values: {family}", self.index, launch, base.shape, family))
+
+    def _inputs(self, base: Trial) -> tuple[list[tuple[int, ElementType]], list[tuple[int, ElementType]]]:
+        """Buffers that the kernel may read and that hold floats; and those of integers that are no indices."""
+        poisoned = self.case.baseline(self.index).poisoned
+        data = data_parameters(self.case.module, self.case.kernel)
+        slots = [
+            (b, slot)
+            for b, slot in enumerate(self.case.slots(self.index))
+            if b not in poisoned and base.launch.buffers[b].size
+        ]
+        floats = [(b, slot.dtype) for b, slot in slots if slot.dtype in FLOATS]
+        whole = [(b, slot.dtype) for b, slot in slots if slot.dtype[0] in "iu" and slot.name in data]
+        return floats, whole
