@@ -23,7 +23,7 @@ class JudgeOptions:
     max_launches: int = 4  # judged, distinct shapes first
     max_timed: int = 4  # timed
     poisons: int = 2  # G3: patterns, one run each
-    hidden_cases: int = 64  # G5: at most so many
+    hidden_cases: int = 80  # G5: at most so many
     hidden_budget_s: float = 4.0  # G5: no new hidden case after so many seconds on a GPU,
     hidden_budget_emulated_s: float = 16.0  # and on the emulator
     repeats: int = 3  # G6

@@ -59,46 +59,57 @@ class Extents:
                 found[name] = (value, value)
         return found
 
-    def reached(self, launch: Launch, values: Mapping[str, int]) -> dict[str, reach.Interval]:
-        """Element indices of every pointer parameter. Raises NoInputs."""
+    def reached(self, launch: Launch, values: Mapping[str, int]) -> tuple[dict[str, reach.Interval], dict[str, str]]:
+        """Element indices of each pointer parameter that is understood, and for the others why they are not. A
+        parameter that the kernel never touches is in neither."""
         numbers = {name: scalar.value for name, scalar in self.scalars.items()} | dict(values)
         known = self._constants | {name: (value, value) for name, value in numbers.items()}
         known |= reach.builtins(launch.grid, launch.block)
-        kernel = self.case.kernel
-        pointers = frozenset(param.name for param in kernel.params if param.pointer)
-        return reach.Reach(known, pointers).walk(self.case.module.node(kernel.body))
+        body = self.case.module.node(self.case.kernel.body)
+        found: dict[str, reach.Interval] = {}
+        unknown: dict[str, str] = {}
+        for param in self.case.kernel.params:
+            if param.pointer:
+                try:
+                    found |= reach.Reach(dict(known), frozenset({param.name})).walk(body)
+                except NoInputs as error:
+                    unknown[param.name] = str(error)
+        return found, unknown
 
     def fit(self, launch: Launch, values: Mapping[str, int], held: MutableMapping[str, bytes], most: int) -> Launch:
         """`launch` with its buffers cut or tiled. Raises Refused; `most` bounds the bytes of all buffers."""
-        try:
-            needs = self._needs(launch, self.reached(launch, values))
-        except NoInputs as error:
-            if any(value > self.scalars[name].value for name, value in values.items()):
-                raise Refused(str(error)) from error
-            needs = {}
-        whole = {b: Need(0, buffer.size) for b, buffer in enumerate(launch.buffers)}
-        needs = whole | needs
+        found, unknown = self.reached(launch, values)
+        if unknown and any(value > self.scalars[name].value for name, value in values.items()):
+            raise Refused(next(iter(unknown.values())))
+        needs = {b: Need(0, buffer.size) for b, buffer in enumerate(launch.buffers)}
+        needs |= self._needs(launch, found, unknown)
         total = sum(need.end - need.start for need in needs.values())
         if total > most:
-            raise Refused(f"its buffers would have {total >> 20:,} MiB")
+            why = f" ({next(iter(unknown.values()))})" if unknown else ""
+            raise Refused(f"its buffers would have {total >> 20:,} MiB{why}")
         return self._cut(launch, needs, held)
 
-    def _needs(self, launch: Launch, found: Mapping[str, reach.Interval]) -> dict[int, Need]:
-        """Buffers all of whose pointers are plain parameters of known reach."""
+    def _needs(
+        self, launch: Launch, found: Mapping[str, reach.Interval], unknown: Mapping[str, str]
+    ) -> dict[int, Need]:
+        """Buffers all of whose pointers are plain parameters of known reach. Raises Refused."""
         types = names.param_types(launch.mangled) or tuple(param.type for param in self.case.kernel.params)
         order = sorted(launch.args, key=lambda arg: arg.offset)
+        params = self.case.kernel.params
+        if not len(order) == len(types) == len(params):
+            return {}
         spans: dict[int, list[tuple[int, int]]] = {}
         opaque: set[int] = set()
-        for arg, type_, param in zip(order, types, self.case.kernel.params, strict=True):
+        for arg, type_, param in zip(order, types, params, strict=True):
             for pointer in arg.pointers:
                 size = element_size(type_)
-                if size is None or pointer.at or len(arg.data) != 8:
+                if size is None or pointer.at or len(arg.data) != 8 or param.name in unknown:
                     opaque.add(pointer.buffer)
                     continue
                 low, high = found.get(param.name, (0, -1))
                 span = pointer.offset + low * size, pointer.offset + (high + 1) * size
                 if span[0] < 0:
-                    raise NoInputs(f"the kernel may reach {-span[0]} bytes before {param.name}")
+                    raise Refused(f"the kernel may reach {-span[0]} bytes before {param.name}")
                 spans.setdefault(pointer.buffer, []).append(span)
         return {
             b: Need(min(s for s, _ in parts) // _PLACE * _PLACE, max(1, *(e for _, e in parts)))

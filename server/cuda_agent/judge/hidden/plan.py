@@ -104,6 +104,11 @@ class _Maker:
 
     # ------------------------------------------------------------ sizes
 
+    @property
+    def _surplus_values(self) -> set[int]:
+        """Sizes that are also tried with more blocks than they need: a few tell as much as all."""
+        return {0, 1, 33, self.shapes.captured.threads + 1}
+
     def _base(self) -> dict[str, int]:
         """Values of the sizes that are not being varied, where they differ from the recorded ones."""
         threads = self.shapes.captured.threads * self.shapes.captured.blocks
@@ -144,7 +149,14 @@ class _Maker:
             made = self._add(name, changed, own)
         else:
             self._leave(name, "the program would launch no block")
-        if changed and self.case.kernel.guards and not grows:
+        if (
+            changed
+            and self.case.kernel.guards
+            and not grows
+            and self._surplus_values.issuperset(
+                value for name, value in changed.items() if value != self.base.get(name)
+            )
+        ):
             most = self.shapes.captured.grid
             more = [max(have, min(most[axis], have + SURPLUS)) for axis, have in enumerate(own.grid)]
             surplus = Shape((more[0], more[1], more[2]), own.block, own.shared)
