@@ -92,7 +92,8 @@ def aliases(case: Case, launch: Launch, poisoned: frozenset[int]) -> Iterator[tu
 def _meet(case: Case, i: int, j: int) -> bool:
     """Whether the program passes the same array as both parameters somewhere."""
     for site in case.module.launches_of(case.kernel):
-        if j < len(site.args) and re.sub(r"\s", "", site.args[i]) == re.sub(r"\s", "", site.args[j]):
+        texts = [re.sub(r"\s", "", site.args[position]) for position in (i, j) if position < len(site.args)]
+        if len(texts) == 2 and texts[0] == texts[1] and texts[0] not in ("nullptr", "NULL", "0"):
             return True
     for launch in case.workload.launches:
         first, second = _at(case, launch, i), _at(case, launch, j)

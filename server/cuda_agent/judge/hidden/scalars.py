@@ -49,8 +49,8 @@ def sizes(module: Module, kernel: Kernel, scalars: Mapping[str, Scalar]) -> list
     body = module.text(kernel.body)
     texts = [guard.condition for guard in kernel.guards] + [loop.bound or "" for loop in kernel.loops]
     # `while (i < n)`, `i < n ? x[i] : 0`: what the syntax tree calls neither a guard nor a counted loop.
-    compared = re.findall(r"(?<![<>-])[<>]=?\s*\(?([A-Za-z_]\w*)|([A-Za-z_]\w*)\)?\s*[<>](?![<>])", body)
-    texts += [word for pair in compared for word in pair if word]
+    texts += re.findall(r"(?<![<>-])[<>]=?\s*\(?([A-Za-z_]\w*)", body)
+    texts += re.findall(r"([A-Za-z_]\w*)\)?\s*[<>]=?(?![<>])", body)
     found: dict[str, Scalar] = {}
     for text in texts:
         for word in _reached(text, body, _DEPTH):

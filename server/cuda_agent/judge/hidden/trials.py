@@ -41,7 +41,7 @@ class Report:
     tried: list[Trial] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     failure: str | None = None
-    failed: Trial | None = None
+    deaths: int = 0  # of workers, by the original
 
 
 class Hidden(Case):
@@ -87,7 +87,7 @@ def run(case: Case, plan: Plan) -> Report:
     """Tries the plan's cases until one fails, all are done or the time is up."""
     report = Report(left_out=list(plan.left_out))
     budget = case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
-    started, spent_cost, deaths = time.monotonic(), 0, 0
+    started, spent_cost = time.monotonic(), 0
     waiting = list(plan.trials[: case.options.hidden_cases])
     report.left_out += [LeftOut(t.name, "enough cases") for t in plan.trials[case.options.hidden_cases :]]
     while waiting:
@@ -95,13 +95,13 @@ def run(case: Case, plan: Plan) -> Report:
         batch = _batch(waiting)
         cost = sum(trial.cost for trial in batch)
         expected = elapsed * cost / spent_cost if spent_cost else 0.0
-        if elapsed + expected > budget or deaths > DEATHS:
-            why = "no time was left for it" if deaths <= DEATHS else "the original had ended too many workers"
+        if elapsed + expected > budget or report.deaths > DEATHS:
+            why = "no time was left for it" if report.deaths <= DEATHS else "the original had ended too many workers"
             report.left_out += [LeftOut(trial.name, why) for trial in waiting]
             break
         waiting = waiting[len(batch) :]
         hidden = Hidden(case, batch, plan.held)
-        deaths += _measure(hidden, report)
+        _measure(hidden, report)
         _compare(hidden, report)
         spent_cost += cost
         if report.failure is not None:
@@ -122,14 +122,13 @@ def _batch(waiting: Sequence[Trial]) -> list[Trial]:
 # ---------------------------------------------------------------- the original alone
 
 
-def _measure(hidden: Hidden, report: Report) -> int:
-    """Baselines of the trials on which the original is clean; the others are left out. How many workers died."""
+def _measure(hidden: Hidden, report: Report) -> None:
+    """Baselines of the trials on which the original is clean; the others are left out."""
     known = _kept.setdefault(hidden.device, {})
     keys = [
         (sha256(hidden.original), hidden.original_binary.sha256, str(hidden.workload.root), trial.index, trial.launch)
         for trial in hidden.trials
     ]
-    deaths = 0
     pending = [at for at, key in enumerate(keys) if key not in known]
     while pending:
         steps = hidden.load_steps(candidate=False)
@@ -141,13 +140,13 @@ def _measure(hidden: Hidden, report: Report) -> int:
         try:
             results = hidden.run(steps, deadline_s=DEADLINE_S, tag=f"the original on {hidden.launch_name(pending[0])}")
         except WorkerDied as error:
-            deaths += 1
+            report.deaths += 1
             started = [at for at in pending if blocks[at][0] <= (error.step or 0)]
             culprit = started[-1] if started else pending[0]
             how = "does not end" if isinstance(error, DeadlineExceeded) else "crashes"
             known[keys[culprit]] = f"the original itself {how} there"
             pending.remove(culprit)
-            if deaths > DEATHS:
+            if report.deaths > DEATHS:
                 for at in pending:
                     report.left_out.append(LeftOut(hidden.trials[at].name, "the original had ended too many workers"))
                 break
@@ -162,7 +161,6 @@ def _measure(hidden: Hidden, report: Report) -> int:
             report.left_out.append(LeftOut(hidden.trials[at].name, found))
         elif found is not None:
             hidden.baselines[at] = found
-    return deaths
 
 
 def _poisoned(hidden: Hidden, at: int) -> frozenset[int]:
@@ -249,7 +247,7 @@ def _compare(hidden: Hidden, report: Report) -> None:
         report.tried.append(trial)
         sentence = problem(hidden, outcome)
         if sentence is not None and not is_rounding(hidden, outcome):
-            report.failure, report.failed = f"{trial.name}: {sentence}", trial
+            report.failure = f"{trial.name}: {sentence}"
             return
 
 
@@ -272,5 +270,6 @@ def problem(hidden: Hidden, outcome: outcomes.Outcome) -> str | None:
         return sentence
     for canary in outcome.canaries:
         name = hidden.slots(outcome.launch)[canary["buffer"]].name
-        return f"the candidate writes {canary['bytes']} bytes {canary['side']} {name}, the nearest at {canary['at']}"
+        where = f"{canary['bytes']} bytes {canary['side']} {name}, the nearest at byte {canary['at']}"
+        return f"the candidate writes out of bounds: {where}"
     return None
