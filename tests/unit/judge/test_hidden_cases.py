@@ -129,8 +129,8 @@ def test_an_original_that_does_not_end_is_left_out(
 
 
 SUM = "s = numpy.float32(0)\nfor v in a: s = s + v\nb[:] = s\nreturn 100.0"
-# In the recorded order neighbours cancel, so partial sums stay small; sorted they do not.
-VALUES = tuple((100.7 - i) if i % 2 else -(100.7 - i - 1) + 0.5 for i in range(64))
+# In the recorded order neighbours cancel and every sum is exact; in other orders partial sums lose the halves.
+VALUES = tuple((-1.0) ** i * (2**22 - i // 2) + 0.5 * (i % 2) for i in range(64))
 
 
 def test_rounding_on_made_up_values_is_no_fault(
