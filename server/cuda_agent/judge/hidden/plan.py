@@ -6,7 +6,7 @@ Every size is tried with the blocks that the program would launch and, where a g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 
 from cuda_agent.judge.case import Case
@@ -22,7 +22,7 @@ from cuda_agent.workload.launch_map import Shape
 
 SMALL_BYTES, SMALL_THREADS = 1 << 18, 1 << 13  # a launch this small is its own base
 BASE = {1: 1024, 2: 128, 3: 32}  # a size of a larger launch becomes this, by how many sizes there are
-MOST_BYTES = 32 << 20  # of all buffers of a hidden launch
+MOST_BYTES = 256 << 20  # of all buffers of a hidden launch
 GROW_BYTES = 4 << 20  # of a recorded launch whose sizes are doubled; a larger one grows from its base only
 SURPLUS = 1  # blocks more than the sizes ask for
 
@@ -36,12 +36,17 @@ class Trial:
     launch: Launch
     shape: Shape
     family: str = ""  # "" for the recorded values
+    redrawn: tuple[tuple[int, ElementType], ...] = ()  # buffers that get values of the family, when its turn comes
 
     @property
     def cost(self) -> int:
-        """Threads and bytes, for the order."""
-        threads = Shape(self.launch.grid, self.launch.block, 0).threads * Shape(self.launch.grid, (1, 1, 1), 0).blocks
-        return threads * 8 + sum(buffer.size for buffer in self.launch.buffers)
+        return cost(self.launch)
+
+
+def cost(launch: Launch) -> int:
+    """Threads and bytes, for the order."""
+    shape = Shape(launch.grid, launch.block, 0)
+    return shape.threads * shape.blocks * 8 + sum(buffer.size for buffer in launch.buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,15 @@ def make(case: Case) -> Plan:
 
 def _bytes(launch: Launch) -> int:
     return sum(buffer.size for buffer in launch.buffers)
+
+
+def drawn(case: Case, trial: Trial, held: MutableMapping[str, bytes]) -> Trial:
+    """The trial with the values of its family."""
+    buffers = list(trial.launch.buffers)
+    for b, dtype in trial.redrawn:
+        data = redraw(contents(case, held, buffers[b]), dtype, trial.family, case.options.seed + b)
+        buffers[b] = Buffer(buffers[b].address, len(data), (hold(held, data),), None)
+    return replace(trial, launch=replace(trial.launch, buffers=tuple(buffers)))
 
 
 class _Maker:
@@ -237,14 +251,11 @@ class _Maker:
         for family in FAMILIES:
             if family in NOT_FINITE and self.case.candidate.numeric == "fast-math":
                 continue
-            orders = whole if family in ORDERS else []
-            buffers = list(base.launch.buffers)
-            for b, dtype in (*floats, *orders):
-                old = contents(self.case, self.plan.held, buffers[b])
-                data = redraw(old, dtype, family, self.case.options.seed + b)
-                buffers[b] = Buffer(buffers[b].address, len(data), (hold(self.plan.held, data),), None)
-            launch = replace(base.launch, buffers=tuple(buffers))
-            self._keep(Trial(f"{base.name}, values: {family}", self.index, launch, base.shape, family))
+            redrawn = (*floats, *(whole if family in ORDERS else ()))
+            if redrawn:
+                self.plan.trials.append(
+                    replace(base, name=f"{base.name}, values: {family}", family=family, redrawn=redrawn)
+                )
 
     def _inputs(self, base: Trial) -> tuple[list[tuple[int, ElementType]], list[tuple[int, ElementType]]]:
         """Buffers that the kernel may read and that hold floats; and those of integers that are no indices."""

@@ -20,7 +20,7 @@ from cuda_agent.judge.baseline import Baseline, dtypes, poison_of, spread_of, to
 from cuda_agent.judge.case import Case, Results, sha256
 from cuda_agent.judge.gates.g03_outputs import wrong
 from cuda_agent.judge.hidden.families import NOT_FINITE
-from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial
+from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial, cost, drawn
 from cuda_agent.judge.hidden.sensitivity import is_rounding
 from cuda_agent.model import Launch
 from cuda_agent.workload.launch_map import Shape
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BATCH = 8  # cases a job
 BATCH_COST = 1 << 24
+SECONDS_A_BYTE = 2e-8  # redrawing, sending and comparing a buffer some ten times over
 DEADLINE_S = 10.0  # a job of the original on hidden cases
 DEATHS = 2  # workers that the original may end before the rest is left out
 
@@ -87,33 +88,39 @@ def run(case: Case, plan: Plan) -> Report:
     """Tries the plan's cases until one fails, all are done or the time is up."""
     report = Report(left_out=list(plan.left_out))
     budget = case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
-    started, spent_cost = time.monotonic(), 0
+    started, spent = time.monotonic(), 0
     waiting = list(plan.trials[: case.options.hidden_cases])
     report.left_out += [LeftOut(t.name, "enough cases") for t in plan.trials[case.options.hidden_cases :]]
-    while waiting:
-        elapsed = time.monotonic() - started
+    while waiting and report.failure is None:
         batch = _batch(waiting)
-        cost = sum(trial.cost for trial in batch)
-        expected = elapsed * cost / spent_cost if spent_cost else 0.0
+        share, elapsed = sum(trial.cost for trial in batch), time.monotonic() - started
+        expected = max(elapsed * share / spent if spent else 0.0, sum(_expected(case, trial) for trial in batch))
         if elapsed + expected > budget or report.deaths > DEATHS:
             why = "no time was left for it" if report.deaths <= DEATHS else "the original had ended too many workers"
             report.left_out += [LeftOut(trial.name, why) for trial in waiting]
             break
         waiting = waiting[len(batch) :]
-        hidden = Hidden(case, batch, plan.held)
+        held = dict(plan.held)  # redrawn values may be large: they go with the batch
+        hidden = Hidden(case, [drawn(case, trial, held) for trial in batch], held)
         _measure(hidden, report)
         _compare(hidden, report)
-        spent_cost += cost
-        if report.failure is not None:
-            break
+        spent += share
     return report
 
 
+def _expected(case: Case, trial: Trial) -> float:
+    """Seconds for a trial by what the recorded launch took: the original alone and beside the candidate with each
+    poison, and the bytes moved and compared."""
+    base, launch = case.baseline(trial.index), case.launches[trial.index]
+    bytes_ = sum(buffer.size for buffer in trial.launch.buffers)
+    return trial.cost / cost(launch) * (2 * base.traced_seconds + 4 * base.seconds) + bytes_ * SECONDS_A_BYTE
+
+
 def _batch(waiting: Sequence[Trial]) -> list[Trial]:
-    batch, cost = [waiting[0]], waiting[0].cost
+    batch, total = [waiting[0]], waiting[0].cost
     for trial in waiting[1:BATCH]:
-        cost += trial.cost
-        if cost > BATCH_COST:
+        total += trial.cost
+        if total > BATCH_COST:
             break
         batch.append(trial)
     return batch
