@@ -121,7 +121,7 @@ def test_after_a_few_dead_workers_the_rest_is_left_out(device: Device, tmp_path:
 def test_an_original_that_does_not_end_is_left_out(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cuda_agent.judge.hidden.trials.DEADLINE_S", 1.0)
+    monkeypatch.setattr("cuda_agent.judge.hidden.trials.DEADLINE_S", {"cuda": 1.0})
     original = program("b[:] = 2 * a + 1\nif n == 3: time.sleep(60)\nreturn 100.0")
     gate = g5(device, tmp_path, "b[:] = 2 * a + 1\nreturn 50.0", original)
     assert gate.status == "pass"
@@ -163,6 +163,18 @@ def test_overflow_of_the_original_is_left_to_equal_orders(device: Device, tmp_pa
     ((name, why),) = left_out(gate).items()
     assert name.endswith("values: huge")
     assert "not finite" in why
+
+
+def test_values_are_tried_at_the_recorded_size_where_no_smaller_one_is_clean(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuda_agent.judge.hidden.plan.SMALL_BYTES", 0)
+    monkeypatch.setattr("cuda_agent.judge.hidden.plan.BASE", {1: 16})
+    original = program("b[:] = 2 * a + 1\nif n < 64: raise StepFailed('too few')\nreturn 100.0")
+    gate = g5(device, tmp_path, "b[:] = 2 * a + 1\nreturn 50.0", original)
+    assert gate.status == "pass"
+    assert left_out(gate)["n = 16 (captured 64), values: normal"].endswith("too few")
+    assert "sizes as recorded <<<1, 64>>>, values: normal" in gate.data["tried"]
 
 
 def test_the_budget_ends_it(device: Device, tmp_path: Path) -> None:

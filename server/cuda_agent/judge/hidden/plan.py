@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
@@ -61,6 +62,7 @@ class LeftOut:
 @dataclass(slots=True)
 class Plan:
     trials: list[Trial] = field(default_factory=list)
+    instead: list[Trial] = field(default_factory=list)  # values at recorded sizes, if the base lets none be tried
     left_out: list[LeftOut] = field(default_factory=list)
     held: dict[str, bytes] = field(default_factory=dict)  # made-up blobs
     notes: list[str] = field(default_factory=list)
@@ -111,7 +113,9 @@ class _Maker:
         if base is None and self.base:
             self.base, base = {}, self._sized({})
         if base is not None:
-            self._values(base)
+            self.plan.trials += self._values(base)
+            if self.base and (recorded := self._trial(self._name({}), {}, self.shapes.captured)) is not None:
+                self.plan.instead += self._values(recorded)
         for values in self._size_cases():
             self._sized(values)
         self._pointers()
@@ -178,7 +182,15 @@ class _Maker:
                 self._add(f"{name}, more blocks than needed", changed, surplus, surplus=True)
         return made
 
-    def _add(
+    def _add(self, name: str, values: Mapping[str, int], shape: Shape, **how: Any) -> Trial | None:
+        """Makes the trial and takes it into the plan."""
+        trial = self._trial(name, values, shape, **how)
+        if trial is not None and (trial.launch, trial.shape) not in self.seen:
+            self.seen.add((trial.launch, trial.shape))
+            self.plan.trials.append(trial)
+        return trial
+
+    def _trial(
         self,
         name: str,
         values: Mapping[str, int],
@@ -207,14 +219,7 @@ class _Maker:
         except Refused as error:
             self._leave(name, str(error))
             return None
-        trial = Trial(name, self.index, launch, theirs)
-        self._keep(trial)
-        return trial
-
-    def _keep(self, trial: Trial) -> None:
-        if (trial.launch, trial.shape) not in self.seen:
-            self.seen.add((trial.launch, trial.shape))
-            self.plan.trials.append(trial)
+        return Trial(name, self.index, launch, theirs)
 
     def _leave(self, name: str, why: str) -> None:
         if (left := LeftOut(name, why)) not in self.plan.left_out:
@@ -243,19 +248,21 @@ class _Maker:
 
     # ------------------------------------------------------------ values
 
-    def _values(self, base: Trial) -> None:
+    def _values(self, base: Trial) -> list[Trial]:
         """One case a value family, on the base; integers that are data are put in another order."""
+        found = []
         floats, whole = self._inputs(base)
         if not floats and not whole:
-            self.plan.notes.append("no data are read that may be redrawn: values were not varied")
+            note = "no data are read that may be redrawn: values were not varied"
+            self.plan.notes += [note] * (note not in self.plan.notes)
         for family in FAMILIES:
             if family in NOT_FINITE and self.case.candidate.numeric == "fast-math":
                 continue
             redrawn = (*floats, *(whole if family in ORDERS else ()))
             if redrawn:
-                self.plan.trials.append(
-                    replace(base, name=f"{base.name}, values: {family}", family=family, redrawn=redrawn)
-                )
+                name = f"{base.name}, values: {family}"
+                found.append(replace(base, name=name, family=family, redrawn=redrawn))
+        return found
 
     def _inputs(self, base: Trial) -> tuple[list[tuple[int, ElementType]], list[tuple[int, ElementType]]]:
         """Buffers that the kernel may read and that hold floats; and those of integers that are no indices."""
