@@ -115,11 +115,12 @@ def test_sizes_are_found_in_conditions_and_through_variables(tmp_path: Path, bod
 def test_hidden_values_lie_below_the_recorded_one(tmp_path: Path) -> None:
     made = rows_case(tmp_path)
     height = integers(made.launches[0], made.kernel)["height"]
-    values = hidden_values(height, 64)
+    values = hidden_values(height, (64, 1, 1))
     assert {0, 1, 2, 3, 7, 31, 32, 33} <= set(values)
     assert max(values) < 40
     assert len(values) == len(set(values))
-    assert {63, 64, 65, 129} <= set(hidden_values(replace(height, value=1000), 64))
+    assert {63, 64, 65, 129} <= set(hidden_values(replace(height, value=1000), (64, 1, 1)))
+    assert {15, 16, 17, 3, 4, 5} <= set(hidden_values(height, (16, 4, 1)))
 
 
 def test_a_changed_scalar_changes_its_bytes_only(tmp_path: Path) -> None:

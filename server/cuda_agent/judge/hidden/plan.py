@@ -137,8 +137,8 @@ class _Maker:
 
     def _size_cases(self) -> Iterator[dict[str, int]]:
         """One size at a time in turn, then all of them equal."""
-        threads = self.shapes.captured.threads
-        lists = [[(size, value) for value in hidden_values(size, threads)] for size in self.sizes]
+        block = self.shapes.captured.block
+        lists = [[(size, value) for value in hidden_values(size, block)] for size in self.sizes]
         for turn in range(max(map(len, lists), default=0)):
             for values in lists:
                 if turn < len(values):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cuda_agent.model import Kernel, Launch
+from cuda_agent.model import Dim3, Kernel, Launch
 from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain import names
 from cuda_agent.workload import elements
@@ -67,10 +67,13 @@ def _reached(text: str, body: str, depth: int) -> Iterator[str]:
                 yield from _reached(definition, body, depth - 1)
 
 
-def hidden_values(size: Scalar, threads: int) -> list[int]:
-    """Values below the recorded one, in the order in which they find most: around a warp, one, around a block, odd
-    vector tails, a prime, zero."""
-    order = [33, 1, threads + 1, 31, 3, 97, threads - 1, 32, 5, threads, 0, *PRIMES, 2 * threads + 1, 63, 65, 4]
+def hidden_values(size: Scalar, block: Dim3) -> list[int]:
+    """Values below the recorded one, in the order in which they find most: around a warp, one, around a block and its
+    axes, odd vector tails, primes, zero."""
+    threads = block[0] * block[1] * block[2]
+    axes = [extent for extent in dict.fromkeys(block) if 1 < extent < threads]
+    order = [33, 1, threads + 1, 31, 3, *(extent + 1 for extent in axes), 97, threads - 1, 32, 5, threads, 0]
+    order += [*(extent - 1 for extent in axes), *axes, *PRIMES, 2 * threads + 1, 63, 65, 4]
     return [value for value in dict.fromkeys(order) if 0 <= value < size.value]
 
 

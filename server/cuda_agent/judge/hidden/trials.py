@@ -88,7 +88,7 @@ def run(case: Case, plan: Plan) -> Report:
     """Tries the plan's cases until one fails, all are done or the time is up."""
     report = Report(left_out=list(plan.left_out))
     budget = case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
-    started, spent = time.monotonic(), 0
+    started = time.monotonic()
     waiting = list(plan.trials[: case.options.hidden_cases])
     report.left_out += [LeftOut(t.name, "enough cases") for t in plan.trials[case.options.hidden_cases :]]
     instead = list(plan.instead)
@@ -98,9 +98,8 @@ def run(case: Case, plan: Plan) -> Report:
         if not waiting:
             break
         batch = _batch(waiting)
-        share, elapsed = sum(trial.cost for trial in batch), time.monotonic() - started
-        expected = max(elapsed * share / spent if spent else 0.0, sum(_expected(case, trial) for trial in batch))
-        if elapsed + expected > budget or report.deaths > DEATHS:
+        expected = sum(_expected(case, trial) for trial in batch)
+        if time.monotonic() - started + expected > budget or report.deaths > DEATHS:
             why = "no time was left for it" if report.deaths <= DEATHS else "the original had ended too many workers"
             report.left_out += [LeftOut(trial.name, why) for trial in waiting]
             break
@@ -109,7 +108,6 @@ def run(case: Case, plan: Plan) -> Report:
         hidden = Hidden(case, [drawn(case, trial, held) for trial in batch], held)
         _measure(hidden, report)
         _compare(hidden, report)
-        spent += share
     return report
 
 
