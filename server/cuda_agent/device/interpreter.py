@@ -36,6 +36,7 @@ class Placed:
     whole: Any
     data: Any
     left: int  # bytes before the data
+    salt: int  # of its canaries
     init: Mapping[str, Any]
     poison: Sequence[Sequence[Any]]
 
@@ -185,20 +186,23 @@ class Interpreter:
         for start, end, pattern in poison:
             self.pattern(target[start:end], bytes.fromhex(pattern), 0)
 
-    def canary(self, size: int) -> Any:
-        """`size` bytes of words 0xFFFC0101 | hash(i): NaN in every float type, negative as an int, each one
-        different."""
-        i = self.xp.arange((size + 3) // 4, dtype=self.xp.uint32)
+    def canary(self, size: int, salt: int = 0) -> Any:
+        """`size` bytes of words 0xFFFC0101 | hash(i): NaN in every float type, negative as an int, each one different,
+        and different for each `salt`: a kernel that copies beyond its arrays must not copy one canary onto an equal
+        one."""
+        i = self.xp.arange(salt << 12, (salt << 12) + (size + 3) // 4, dtype=self.xp.uint32)
         words = (i * self.xp.uint32(2654435761) >> self.xp.uint32(14)) | self.xp.uint32(0xFFFC0101)
         return words.view(self.xp.uint8)[:size]
 
-    def place(self, spec: Mapping[str, Any], canary: int, shift: int) -> Placed:
+    def place(self, spec: Mapping[str, Any], canary: int, shift: int, salt: int = 0) -> Placed:
         size = int(spec["size"])
         left = -(-canary // ALIGN) * ALIGN + shift
         whole = self.backend.alloc(left + size + canary)
-        whole[:left] = self.canary(left)
-        whole[left + size :] = self.canary(canary)
-        placed = Placed(whole, whole[left : left + size], left, spec["init"], spec.get("poison", ()))
+        if left:  # without canaries the buffer is the whole allocation: a checker of accesses knows its ends
+            whole[:left] = self.canary(left, salt)
+        if canary:
+            whole[left + size :] = self.canary(canary, salt)
+        placed = Placed(whole, whole[left : left + size], left, salt, spec["init"], spec.get("poison", ()))
         if "run" in placed.init:  # its bytes may change later: keep them for `changed`
             kept = self.backend.alloc(size)
             self.fill(kept, placed.init)
@@ -255,7 +259,7 @@ class Interpreter:
         module = self.module(step["module"])
         canary = int(step.get("canary", CANARY))
         shift = int(step.get("shift", 0))
-        placed = [self.place(spec, canary, shift) for spec in step["buffers"]]
+        placed = [self.place(spec, canary, shift, number) for number, spec in enumerate(step["buffers"])]
         self.set_globals(step)
         addresses = [self.backend.address(p.data) for p in placed]
         self.at(self.digests[step["module"]])
@@ -280,7 +284,7 @@ class Interpreter:
             end = placed.left + int(placed.data.size)
             for side, start, stop in (("before", 0, placed.left), ("after", end, int(placed.whole.size))):
                 now = placed.whole[start:stop]
-                bad = self.xp.flatnonzero(now != self.canary(stop - start))
+                bad = self.xp.flatnonzero(now != self.canary(stop - start, placed.salt))
                 if bad.size:
                     # nearest to the buffer: the last one before it, the first one after it
                     at = int(bad[-1] if side == "before" else bad[0])

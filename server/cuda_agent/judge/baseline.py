@@ -51,6 +51,7 @@ class Baseline:
     nulls: Mapping[str, bool]  # null candidate → would be accepted on this launch
     findings: tuple[Mapping[str, Any], ...] = ()  # the emulator's checkers on the original
     traffic: Mapping[str, float] = field(default_factory=dict)
+    not_finite: int = 0  # written float elements that are NaN or infinite (hidden cases only)
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -66,6 +66,7 @@ class Case:
         self._outcomes: dict[int, Outcome] = {}
         self._times: Times | None = None
         self._label: Literal["SAME", "AMBIGUOUS"] | None = None
+        self.held: dict[str, bytes] = {}  # blobs that were made up and are in no bundle, by sha256
         self.ran: dict[str, set[str]] = {"verified": set(), "timed": set()}  # candidate binaries, for G14
 
     # ------------------------------------------------------------ text
@@ -177,7 +178,7 @@ class Case:
     def run(self, steps: Sequence[jobs.Step], *, deadline_s: float, tag: str, candidate: bool = False) -> Results:
         """One job on the device. Raises what `Device.run` raises, and Cancelled."""
         self.check_cancelled()
-        blobs = jobs.BlobSource(bundle.BlobStore(self.workload.blobs)).add_binary(self.original_binary)
+        blobs = jobs.BlobSource(bundle.BlobStore(self.workload.blobs), self.held).add_binary(self.original_binary)
         if candidate:
             blobs.add_binary(self.candidate_binary)
         job = jobs.Job(list(steps), deadline_s, tag, frozenset({self.original_binary.sha256}))

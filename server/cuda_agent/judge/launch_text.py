@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 
 from tree_sitter import Node
 
 from cuda_agent.errors import WorkloadError
-from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite
+from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite, Span
 from cuda_agent.source.declared import constructed, declared, expression, kind_of, version
 from cuda_agent.source.documents import decode
 from cuda_agent.source.symbols import Module
@@ -228,6 +228,46 @@ class _Reader:
             yield
         finally:
             self._open.pop()
+
+
+class _Unreadable(Exception):
+    """The text says less than a number."""
+
+
+class _Known(_Reader):
+    """The same texts where some host expressions are known by their spelling, and anything else unknown is an error."""
+
+    def __init__(self, module: Module, site: LaunchSite, known: Mapping[str, int]) -> None:
+        super().__init__(_Names(module), site, 0, _operands((site.grid, site.block)))
+        self.known = known
+
+    def integer(self, node: Node, at: int) -> int:
+        known = self.known.get("".join(_text(node).split()))
+        return known if known is not None else super().integer(node, at)
+
+    def unknown(self, node: Node, at: int, suffix: str = "") -> int:
+        known = self.known.get("".join(_text(node).split()))
+        if known is None or suffix:
+            raise _Unreadable
+        return known
+
+
+def evaluate(module: Module, site: LaunchSite, known: Mapping[str, int]) -> Shape | None:
+    """The shape that a site launches where these host expressions (by their text without spaces) have these values; a
+    grid axis may be 0. None where the text does not say."""
+    try:
+        return _Known(module, site, known).shape()
+    except (_Unreadable, _NotInteger, ZeroDivisionError):
+        return None
+
+
+def constant(module: Module, name: str, at: int) -> int | None:
+    """The integer that a name stands for at an offset: a macro, or a variable that is initialised and never changed."""
+    site = LaunchSite(name, (), "1", "1", None, None, (), *(Span(at, at),) * 4, None, None)
+    try:
+        return _Known(module, site, {}).integer(expression(name), at)
+    except (_Unreadable, _NotInteger, ZeroDivisionError):
+        return None
 
 
 def _component(node: Node) -> bool:

@@ -23,6 +23,9 @@ class JudgeOptions:
     max_launches: int = 4  # judged, distinct shapes first
     max_timed: int = 4  # timed
     poisons: int = 2  # G3: patterns, one run each
+    hidden_cases: int = 80  # G5: at most so many
+    hidden_budget_s: float = 4.0  # G5: no new hidden case after so many seconds on a GPU,
+    hidden_budget_emulated_s: float = 16.0  # and on the emulator
     repeats: int = 3  # G6
     rounds: int = 30  # timing rounds of four samples
     min_us: float = 20.0  # a sample times at least this long (a batch of launches below it)

@@ -35,30 +35,40 @@ class Outcome:
 
 def observe(case: Case, index: int) -> Outcome:
     """Run original and candidate on launch `index`. Raises what is not the candidate's doing (see `case.py`)."""
-    base = case.baseline(index)
-    patterns = tuple(range(case.options.poisons)) if base.poisoned else (0,)
-    trace = case.emulated and case.options.traffic
+    return observe_all(case, [index])[0]
+
+
+def observe_all(case: Case, indices: Sequence[int]) -> list[Outcome]:
+    """The same for several launches in one job. When the candidate ends the worker, the list has that launch only."""
     steps = case.load_steps()
-    blocks = []
-    for pattern in patterns:
-        block = _block(case, index, base, pattern, trace and pattern == 0)
-        blocks.append((len(steps), block))
-        steps += block
+    blocks: dict[int, list[tuple[int, list[jobs.Step]]]] = {index: [] for index in indices}
+    for index in indices:
+        base = case.baseline(index)
+        for pattern in range(case.options.poisons) if base.poisoned else (0,):
+            trace = case.emulated and case.options.traffic and pattern == 0
+            block = _block(case, index, base, pattern, trace)
+            blocks[index].append((len(steps), block))
+            steps += block
     try:
         results = case.run(
             steps,
-            deadline_s=case.deadline(index, len(patterns)),
-            tag=f"the candidate on {case.launch_name(index)}",
+            deadline_s=max(case.deadline(index, len(blocks[index])) for index in indices),
+            tag=f"the candidate on {case.launch_name(indices[0])}",
             candidate=True,
         )
     except WorkerDied as error:
         if error.module != case.candidate_binary.sha256:  # the original's, or the machine's doing
             raise
-        return Outcome(index, _fault(case, index, error), crashed=True)
+        started = [index for index in indices if blocks[index][0][0] <= (error.step or 0)]
+        index = started[-1] if started else indices[0]
+        return [Outcome(index, _fault(case, index, error), crashed=True)]
     load = results[1]
     if not load["ok"]:
-        return Outcome(index, f"the candidate cannot be loaded: {load['error']}")
-    return _read(case, index, base, [results[start : start + len(block)] for start, block in blocks])
+        return [Outcome(index, f"the candidate cannot be loaded: {load['error']}") for index in indices]
+    return [
+        _read(case, index, case.baseline(index), [results[at : at + len(block)] for at, block in blocks[index]])
+        for index in indices
+    ]
 
 
 def _fault(case: Case, index: int, error: WorkerDied) -> str:

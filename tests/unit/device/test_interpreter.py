@@ -64,6 +64,14 @@ def test_canary_words_are_nan_and_negative_and_differ(bench: Bench) -> None:
     assert len(set(canary.view("u4").tolist())) > 1000
 
 
+def test_no_two_buffers_have_equal_canaries(bench: Bench) -> None:
+    """Else a kernel that copies beyond its arrays would copy one canary onto the same bytes."""
+    words = [set(bench.interpreter.canary(4096, salt).view("u4").tolist()) for salt in range(4)]
+    assert all(len(a & b) < 200 for number, a in enumerate(words) for b in words[:number])
+    firsts = [bench.interpreter.canary(4, salt).tobytes() for salt in range(4)]
+    assert len(set(firsts)) == 4
+
+
 def test_canary_sizes_hold_the_alignment(bench: Bench) -> None:
     bench.do(bench.program.launch("a", canary=100))
     for placed in bench.interpreter.runs["a"].buffers:

@@ -78,6 +78,14 @@ def test_a_16_byte_vector_is_one_request(traced: Kernels) -> None:
     assert (outcome.traffic["requests"], outcome.traffic["sectors"]) == (64, 1024)
 
 
+def test_a_16_byte_vector_at_a_float_is_misaligned(traced: Kernels) -> None:
+    data, out = floats(132)[1:], floats(128)
+    outcome = traced.run("copy4", 1, 32, data, out, trace=True)
+    (finding,) = (f for f in outcome.findings if f["kind"] == "misaligned")
+    assert (finding["line"], finding["buffer"]) == (line_of("traced", "// load 16"), 0)
+    assert finding["text"] == "a read of 16 bytes at an address that is no multiple of 16"
+
+
 @pytest.mark.parametrize(("step", "ways"), [(1, 1), (2, 2), (4, 4), (32, 32), (33, 1)])
 def test_bank_conflicts(traced: Kernels, step: int, ways: int) -> None:
     outcome = traced.run("banks", 1, 32, floats(32), np.int32(step), trace=True)

@@ -24,7 +24,8 @@ from .conftest import GOOD, VALUES, build, candidate, source, workload
 
 ORIGINAL = source("b[:] = 2 * a + 1\nreturn 100.0")
 FASTER = source("b[:] = 2 * a + 1\nreturn 50.0", "b[i] = 1 + 2 * a[i];")
-OPTIONS = JudgeOptions(rounds=8, slower_deadline=0.0)
+# The Python kernels know one size and count their calls: hidden cases have tests of their own.
+OPTIONS = JudgeOptions(rounds=8, slower_deadline=0.0, hidden_cases=0)
 
 
 def judged(device: Device, folder: Path, text: str, *, work: Workload | None = None, original: str = ORIGINAL,

@@ -211,8 +211,20 @@ void Tracer::access(std::uintptr_t address, std::size_t size, bool write, bool a
     piece(address, size, write, atomic || (is_volatile && !is_shared), thread, site);
 }
 
+// A GPU ends the launch where an access of a type's own alignment is not aligned; this machine only is slower.
+void Tracer::aligned(std::uintptr_t address, std::size_t size, bool write, std::uintptr_t pc) {
+    if (address % size == 0 || stack_pool.holds(address)) return;
+    bool near = false;
+    Watched *region = find(address, &near);
+    if (region == nullptr || near || region->buffer < 0) return;
+    char text[96];
+    std::snprintf(text, sizeof text, "a %s of %zu bytes at an address that is no multiple of %zu", write ? "write" : "read", size, size);
+    report(kMisaligned, trace->site(pc), 0, context()->linear, region->buffer, static_cast<std::int64_t>(address - region->base), text);
+}
+
 void Tracer::report(Kind kind, unsigned site, unsigned other_site, unsigned thread, int buffer, std::int64_t at, std::string text) {
-    static const char *names[kKinds] = {"out-of-bounds", "uninitialised", "global-race", "shared-race", "barrier-divergence"};
+    static const char *names[kKinds] = {"out-of-bounds", "uninitialised", "global-race", "shared-race", "barrier-divergence",
+                                         "misaligned"};
     if (trace->reported[kind * (kMaxSites + 1) + site].exchange(true, std::memory_order_relaxed)) return;
     const dim3 &d = trace->block_dim;
     Finding f;

@@ -10,7 +10,7 @@
 namespace cuemu {
 
 struct Finding {
-    const char *kind;  // out-of-bounds, uninitialised, global-race, shared-race, barrier-divergence
+    const char *kind;  // out-of-bounds, uninitialised, global-race, shared-race, barrier-divergence, misaligned
     std::string text;
     std::uintptr_t pc = 0, other_pc = 0;  // return addresses; 0 when unknown
     unsigned block[3] = {0, 0, 0}, thread[3] = {0, 0, 0};

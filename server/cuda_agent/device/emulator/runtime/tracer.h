@@ -12,7 +12,7 @@
 
 namespace cuemu {
 
-enum Kind : unsigned { kOutOfBounds, kUninitialised, kGlobalRace, kSharedRace, kDivergence, kKinds };
+enum Kind : unsigned { kOutOfBounds, kUninitialised, kGlobalRace, kSharedRace, kDivergence, kMisaligned, kKinds };
 
 constexpr unsigned kMaxSites = 65535;
 constexpr std::uint64_t kSampledBlocks = 4096;   // traffic is counted in at most about so many blocks
@@ -66,6 +66,7 @@ struct Tracer {
     std::size_t last_region = 0;
 
     void access(std::uintptr_t address, std::size_t size, bool write, bool atomic, bool is_volatile, std::uintptr_t pc);
+    void aligned(std::uintptr_t address, std::size_t size, bool write, std::uintptr_t pc);
     void warp_met(unsigned warp, std::uint32_t lanes);
     void flush(unsigned warp);
 

@@ -24,6 +24,15 @@ __attribute__((always_inline)) inline void on_access(const volatile void *addres
         t->access(reinterpret_cast<std::uintptr_t>(address), size, write, atomic, is_volatile, reinterpret_cast<std::uintptr_t>(pc));
 }
 
+// Accesses of a type that is aligned to its size.
+__attribute__((always_inline)) inline void on_aligned(const volatile void *address, std::size_t size, bool write, bool is_volatile,
+                                                      const void *pc) {
+    auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (__builtin_expect(at % size != 0, 0))
+        if (Tracer *t = tracer_here()) t->aligned(at, size, write, reinterpret_cast<std::uintptr_t>(pc));
+    on_access(address, size, write, false, is_volatile, pc);
+}
+
 // Whole-object copies: as the instructions a GPU would use, at most 16 bytes each.
 inline void on_range(const void *address, std::size_t size, bool write, const void *pc) {
     auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -56,10 +65,10 @@ void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
 
 #define CUEMU_SIZE(n)                                                                                        \
-    void __tsan_read##n(void *p) { cuemu::on_access(p, n, false, false, false, PC); }                        \
-    void __tsan_write##n(void *p) { cuemu::on_access(p, n, true, false, false, PC); }                        \
-    void __tsan_volatile_read##n(void *p) { cuemu::on_access(p, n, false, false, true, PC); }                \
-    void __tsan_volatile_write##n(void *p) { cuemu::on_access(p, n, true, false, true, PC); }                \
+    void __tsan_read##n(void *p) { cuemu::on_aligned(p, n, false, false, PC); }                              \
+    void __tsan_write##n(void *p) { cuemu::on_aligned(p, n, true, false, PC); }                              \
+    void __tsan_volatile_read##n(void *p) { cuemu::on_aligned(p, n, false, true, PC); }                      \
+    void __tsan_volatile_write##n(void *p) { cuemu::on_aligned(p, n, true, true, PC); }                      \
     void __tsan_unaligned_read##n(void *p) { cuemu::on_access(p, n, false, false, false, PC); }              \
     void __tsan_unaligned_write##n(void *p) { cuemu::on_access(p, n, true, false, false, PC); }              \
     void __tsan_unaligned_volatile_read##n(void *p) { cuemu::on_access(p, n, false, false, true, PC); }      \

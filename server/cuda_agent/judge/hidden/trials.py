@@ -1,0 +1,286 @@
+"""Runs hidden cases: first the original alone, several cases a job; then the candidate beside it, by the rule of G3.
+
+A case on which the original itself is not clean (a fault, an access out of bounds, a race, an answer that varies where
+it may not) says nothing about a candidate and is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cuda_agent.device import jobs
+from cuda_agent.errors import DeadlineExceeded, WorkerDied, WorkloadError
+from cuda_agent.judge import outcome as outcomes
+from cuda_agent.judge.baseline import Baseline, dtypes, poison_of, spread_of, totals
+from cuda_agent.judge.case import Case, Results, sha256
+from cuda_agent.judge.gates.g03_outputs import wrong
+from cuda_agent.judge.hidden.families import NOT_FINITE
+from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial, cost, drawn
+from cuda_agent.judge.hidden.sensitivity import is_rounding
+from cuda_agent.model import Launch
+from cuda_agent.workload.launch_map import Shape
+
+if TYPE_CHECKING:
+    from cuda_agent.device import Device
+
+BATCH = 8  # cases a job
+BATCH_COST = 1 << 24
+SECONDS_A_BYTE = 2e-8  # redrawing, sending and comparing a buffer some ten times over
+DEADLINE_S = {"emulator": 10.0, "cuda": 5.0}  # a job of the original on hidden cases
+DEATHS = 2  # workers that the original may end before the rest is left out
+
+_kept: WeakKeyDictionary[Device, dict[tuple[object, ...], Baseline | str]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class Report:
+    tried: list[Trial] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    failure: str | None = None
+    deaths: int = 0  # of workers, by the original
+
+
+class Hidden(Case):
+    """The case of a batch of trials: everything of the parent's, on other launches."""
+
+    def __init__(self, parent: Case, trials: Sequence[Trial], held: dict[str, bytes]) -> None:
+        super().__init__(
+            parent.device,
+            parent.build,
+            parent.workload,
+            parent.original,
+            parent.candidate,
+            module=parent.module,
+            options=parent.options,
+            cancelled=parent.cancelled,
+        )
+        self.parent, self.trials, self.held = parent, trials, held
+        self.baselines: dict[int, Baseline] = {}
+        # The parent's answers to what does not depend on the launch.
+        self.__dict__["original_binary"] = parent.original_binary
+        self.__dict__["candidate_binary"] = parent.candidate_binary
+        self.__dict__["uses_atomics"] = parent.uses_atomics
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(trial.launch for trial in self.trials)
+
+    def shape(self, index: int) -> Shape:
+        return self.trials[index].shape
+
+    def launch_name(self, index: int) -> str:
+        return self.trials[index].name
+
+    def baseline(self, index: int) -> Baseline:
+        return self.baselines[index]
+
+    def recorded(self, index: int) -> Baseline:
+        """Of the launch that the trial comes from."""
+        return self.parent.baseline(self.trials[index].index)
+
+
+def run(case: Case, plan: Plan) -> Report:
+    """Tries the plan's cases until one fails, all are done or the time is up."""
+    report = Report(left_out=list(plan.left_out))
+    budget = case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
+    started = time.monotonic()
+    waiting = list(plan.trials[: case.options.hidden_cases])
+    report.left_out += [LeftOut(t.name, "enough cases") for t in plan.trials[case.options.hidden_cases :]]
+    instead = list(plan.instead)
+    while report.failure is None:
+        if not waiting and instead and not any(trial.family for trial in report.tried):
+            waiting, instead = instead, []
+        if not waiting:
+            break
+        batch = _batch(waiting)
+        expected = sum(_expected(case, trial) for trial in batch)
+        if time.monotonic() - started + expected > budget or report.deaths > DEATHS:
+            why = "no time was left for it" if report.deaths <= DEATHS else "the original had ended too many workers"
+            report.left_out += [LeftOut(trial.name, why) for trial in waiting]
+            break
+        waiting = waiting[len(batch) :]
+        held = dict(plan.held)  # redrawn values may be large: they go with the batch
+        hidden = Hidden(case, [drawn(case, trial, held) for trial in batch], held)
+        _measure(hidden, report)
+        _compare(hidden, report)
+    return report
+
+
+def _expected(case: Case, trial: Trial) -> float:
+    """Seconds for a trial by what the recorded launch took: the original alone and beside the candidate with each
+    poison, and the bytes moved and compared."""
+    base, launch = case.baseline(trial.index), case.launches[trial.index]
+    bytes_ = sum(buffer.size for buffer in trial.launch.buffers)
+    return trial.cost / cost(launch) * (2 * base.traced_seconds + 4 * base.seconds) + bytes_ * SECONDS_A_BYTE
+
+
+def _batch(waiting: Sequence[Trial]) -> list[Trial]:
+    batch, total = [waiting[0]], waiting[0].cost
+    for trial in waiting[1:BATCH]:
+        total += trial.cost
+        if total > BATCH_COST:
+            break
+        batch.append(trial)
+    return batch
+
+
+# ---------------------------------------------------------------- the original alone
+
+
+def _measure(hidden: Hidden, report: Report) -> None:
+    """Baselines of the trials on which the original is clean; the others are left out."""
+    known = _kept.setdefault(hidden.device, {})
+    keys = [
+        (sha256(hidden.original), hidden.original_binary.sha256, str(hidden.workload.root), trial.index, trial.launch)
+        for trial in hidden.trials
+    ]
+    pending = [at for at, key in enumerate(keys) if key not in known]
+    while pending:
+        steps = hidden.load_steps(candidate=False)
+        blocks = {}
+        for at in pending:
+            block = _steps(hidden, at)
+            blocks[at] = (len(steps), block)
+            steps += block
+        try:
+            tag = f"the original on {hidden.launch_name(pending[0])}"
+            results = hidden.run(steps, deadline_s=DEADLINE_S[hidden.device.info.kind], tag=tag)
+        except WorkerDied as error:
+            report.deaths += 1
+            started = [at for at in pending if blocks[at][0] <= (error.step or 0)]
+            culprit = started[-1] if started else pending[0]
+            how = "does not end" if isinstance(error, DeadlineExceeded) else "crashes"
+            known[keys[culprit]] = f"the original itself {how} there"
+            pending.remove(culprit)
+            if report.deaths > DEATHS:
+                for at in pending:
+                    report.left_out.append(LeftOut(hidden.trials[at].name, "the original had ended too many workers"))
+                break
+            continue
+        for at in pending:
+            start, block = blocks[at]
+            known[keys[at]] = _baseline(hidden, at, results[start : start + len(block)])
+        pending = []
+    for at, key in enumerate(keys):
+        found = known.get(key)
+        if isinstance(found, str):
+            report.left_out.append(LeftOut(hidden.trials[at].name, found))
+        elif found is not None:
+            hidden.baselines[at] = found
+
+
+def _poisoned(hidden: Hidden, at: int) -> frozenset[int]:
+    return frozenset(b for b in hidden.recorded(at).poisoned if hidden.launches[at].buffers[b].size)
+
+
+def _entries(hidden: Hidden, at: int, changed: bool) -> list[dict[str, Any]]:
+    """Written elements of pure outputs; of the other buffers everything, or with `changed` what the launch changed."""
+    poisoned, count = _poisoned(hidden, at), len(hidden.launches[at].buffers)
+    found = []
+    for b, dtype in enumerate(dtypes(hidden, at)):
+        mask = {"mask": "written"} if b in poisoned else {"mask": "changed"} if changed and b < count else {}
+        found.append({"buffer": b, "dtype": dtype, **mask})
+    return found
+
+
+def _steps(hidden: Hidden, at: int) -> list[jobs.Step]:
+    """The original twice; `_baseline` knows the order."""
+    poison = poison_of(hidden, at, _poisoned(hidden, at), 0)
+    zeros = [{**entry, "expected": {"fill": "00"}} for entry in _entries(hidden, at, True)]
+    return [
+        hidden.original_launch("first", at, poison=poison, trace=hidden.emulated and hidden.options.traffic),
+        jobs.changed_step("first", "changed"),
+        jobs.unpoisoned_step("first", "written"),
+        {**hidden.original_launch("again", at, poison=poison), "seed": 1},
+        jobs.compare_step("first", "again", _entries(hidden, at, False)),
+        jobs.compare_step("first", "first", zeros),
+        jobs.free_step("again"),
+        jobs.free_step("first"),
+    ]
+
+
+def _baseline(hidden: Hidden, at: int, results: Results) -> Baseline | str:
+    """The original on one trial, or why it says nothing."""
+    launched, _, _, again, compared, zeros, *_ = results
+    for result in (launched, again, compared, zeros):
+        if not result["ok"]:
+            return f"the original itself fails there: {result['error']}"
+    if launched["canaries"] or again["canaries"]:
+        return "the original itself writes out of bounds there"
+    own = {(f["kind"], f.get("buffer")) for f in hidden.recorded(at).findings}
+    new = [f for f in launched.get("findings", ()) if (f["kind"], f.get("buffer")) not in own]
+    if new:
+        return f"the original itself is not clean there: {outcomes.sentence(hidden, at, new[0])}"
+    try:
+        spread = spread_of(hidden, at, compared["buffers"])
+    except WorkloadError as error:
+        return str(error)
+    pairs = zip(_entries(hidden, at, True), zeros["buffers"], strict=True)
+    written = [row["compared"] if "mask" in entry else 0 for entry, row in pairs]
+    return Baseline(
+        seconds=min(launched["seconds"], again["seconds"]),
+        traced_seconds=launched["seconds"],
+        replay="derived",
+        spread=spread,
+        deterministic=all(row["equal"] for row in compared["buffers"]),
+        written=tuple(written),
+        poisoned=_poisoned(hidden, at),
+        max_ref=tuple(row["max_abs"] if count else 0.0 for row, count in zip(zeros["buffers"], written, strict=True)),
+        nulls={},
+        findings=tuple(launched.get("findings", ())),
+        traffic=totals(launched.get("traffic")),
+        not_finite=sum(row["nan_mismatch"] for row in zeros["buffers"]),
+    )
+
+
+# ---------------------------------------------------------------- the candidate beside it
+
+
+def _compare(hidden: Hidden, report: Report) -> None:
+    """Judges the candidate on the trials that have a baseline; stops at the first that is wrong."""
+    ready = []
+    for at in sorted(hidden.baselines):
+        trial = hidden.trials[at]
+        if trial.family and trial.family not in NOT_FINITE and _overflows(hidden, at):
+            why = "the original's own result is not finite there, and the candidate may round in another order"
+            report.left_out.append(LeftOut(trial.name, why))
+        else:
+            ready.append(at)
+    if not ready:
+        return
+    for outcome in outcomes.observe_all(hidden, ready):
+        trial = hidden.trials[outcome.launch]
+        report.tried.append(trial)
+        sentence = problem(hidden, outcome)
+        if sentence is not None and not is_rounding(hidden, outcome):
+            report.failure = f"{trial.name}: {sentence}"
+            return
+
+
+def _overflows(hidden: Hidden, at: int) -> bool:
+    """NaN or infinity where the recorded values give none: order matters there, and only equal orders agree."""
+    return hidden.candidate.numeric != "bit-exact" and bool(hidden.baselines[at].not_finite)
+
+
+def problem(hidden: Hidden, outcome: outcomes.Outcome) -> str | None:
+    """What is wrong with the candidate on one trial, by the rules of G3, G4 and G7."""
+    own = {outcomes.place(finding) for finding in outcome.original_findings}
+    # What the checkers say of the candidate on the recorded launch too is G7's to judge.
+    recorded = hidden.parent.outcome(hidden.trials[outcome.launch].index)
+    kinds = {(f["kind"], f.get("buffer")) for f in (*outcome.original_findings, *recorded.findings)}
+    for finding in outcome.findings:
+        bounds = finding["kind"] == "out-of-bounds"
+        if outcomes.place(finding) not in own if bounds else (finding["kind"], finding.get("buffer")) not in kinds:
+            return outcomes.sentence(hidden, outcome.launch, finding)
+    if sentence := wrong(outcome):
+        return sentence
+    for canary in outcome.canaries:
+        name = hidden.slots(outcome.launch)[canary["buffer"]].name
+        where = f"{canary['bytes']} bytes {canary['side']} {name}, the nearest at byte {canary['at']}"
+        return f"the candidate writes out of bounds: {where}"
+    return None
