@@ -17,7 +17,8 @@ from cuda_agent.device import jobs
 from cuda_agent.errors import DeadlineExceeded, WorkerDied, WorkloadError
 from cuda_agent.judge import outcome as outcomes
 from cuda_agent.judge.baseline import Baseline, dtypes, poison_of, spread_of, totals
-from cuda_agent.judge.case import Case, Results, sha256
+from cuda_agent.judge.case import Case, Results
+from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.gates.g03_outputs import wrong
 from cuda_agent.judge.hidden.families import NOT_FINITE
 from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial, cost, drawn
