@@ -12,6 +12,7 @@ Made once for an original and its launches, whatever the candidates are.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import re
 import struct
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from .. import cache
 from ..device import jobs
 from ..errors import CompileError, Unsupported, WorkerDied
 from ..model import Binary, Dim3
@@ -168,6 +170,15 @@ def _make(case: Case) -> Score:
     if isinstance(built, str):
         return Score(none=built)
     schema, binary = built
+    asked = repr((case.launches, sorted(case.workload.tolerance.items())))
+    here = (case.device.info.name, binary.sha256, hashlib.sha256(asked.encode()).hexdigest())
+    found = cache.default().memo("mutants", here, lambda: _run(case, schema, binary))
+    assert isinstance(found, Score)
+    return found
+
+
+def _run(case: Case, schema: Schema, binary: Binary) -> Score:
+    """The recorded launches first, the smallest before the others; then other values for what they do not show."""
     alive = {mutant.number: mutant for mutant in schema.mutants}
     noticed: list[Mutant] = []
     weak: list[Weakness] = []
