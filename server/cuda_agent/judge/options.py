@@ -24,6 +24,7 @@ class JudgeOptions:
     max_timed: int = 4  # timed
     poisons: int = 2  # G3: patterns, one run each
     mutants: int = 8  # G2: one-token mutants of the original that the inputs must show; 0 asks for none
+    shadow: Literal["all", "wide"] = "all"  # G3: which differences a float64 shadow judges: those beyond 1e-5 only?
     repeats: int = 3  # G6
     rounds: int = 30  # timing rounds of four samples
     min_us: float = 20.0  # a sample times at least this long (a batch of launches below it)

@@ -6,7 +6,7 @@ Both run in one job from the same bytes, with every pure output poisoned; then a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cuda_agent.device import jobs
@@ -63,10 +63,7 @@ def observe(case: Case, index: int) -> Outcome:
     load = results[1]
     if not load["ok"]:
         return Outcome(index, f"the candidate cannot be loaded: {load['error']}")
-    outcome = _read(case, index, base, [results[start : start + len(block)] for start, block in blocks])
-    if outcome.fault is not None:
-        return outcome
-    return replace(outcome, compared=_arbitrated(case, index, outcome.compared))
+    return _read(case, index, base, [results[start : start + len(block)] for start, block in blocks])
 
 
 def _fault(case: Case, index: int, error: WorkerDied) -> str:
@@ -131,7 +128,7 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
     first = blocks[0][0]
     return Outcome(
         index,
-        compared=tuple(worst[b] for b in sorted(worst)),
+        compared=_arbitrated(case, index, base, [worst[b] for b in sorted(worst)]),
         stray=tuple(dict.fromkeys(stray)),
         canaries=tuple(canaries),
         findings=tuple(first.get("findings", ())),
@@ -162,17 +159,20 @@ def _classify(
     )
 
 
-def _arbitrated(case: Case, index: int, rows: Sequence[numeric.Compared]) -> tuple[numeric.Compared, ...]:
+def _arbitrated(
+    case: Case, index: int, base: Baseline, rows: Sequence[numeric.Compared]
+) -> tuple[numeric.Compared, ...]:
     """The rows whose float32 bits differ, judged by the float64 shadow where one can be had."""
     asked = [
         row.result["buffer"]
         for row in rows
         if shadow.arguable(case, index, row.result)
         and not shadow.unusual(case, index, row.result["buffer"], row.result["max_abs"])
+        and not (row.within and case.options.shadow == "wide")
     ]
     if not asked:
         return tuple(rows)
-    base, why = case.baseline(index), ""
+    why = ""
     shadows: dict[int, numeric.Shadowed] = {}
     try:
         poison = poison_of(case, index, base.poisoned, 0)

@@ -289,3 +289,12 @@ def test_no_shadow_is_remembered(emulator: Device, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(shadow.NoShadow, match="it uses __"):
             shadow_kernel.binary(case)
+
+
+def test_a_search_of_many_inputs_may_ask_only_for_wide_differences(emulator: Device, tmp_path: Path) -> None:
+    text = PLAIN.replace("BODY", "x[i] * scale + 1.0f")
+    near = case_of(emulator, tmp_path, text, PLAIN.replace("BODY", "(x[i] * scale + 1.0f) * 1.000001f"), PARAMETERS)
+    far = case_of(emulator, tmp_path, text, PLAIN.replace("BODY", "(x[i] * scale + 1.0f) * 1.0001f"), PARAMETERS)
+    near.options = far.options = JudgeOptions(shadow="wide")
+    assert [(row.within, row.rule[:5]) for row in near.outcome(0).compared] == [(True, "1e-05")]
+    assert [(row.within, row.rule) for row in far.outcome(0).compared] == [(False, "float64 shadow")]
