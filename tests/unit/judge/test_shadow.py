@@ -76,7 +76,8 @@ def test_what_has_one(code: str) -> None:
 def row(**changes: Any) -> dict[str, Any]:
     made = {
         "buffer": 0, "dtype": "f32", "equal": False, "compared": 8, "differing": 3, "max_abs": 1e-4, "max_rel": 1e-4,
-        "max_ulp": 800, "rel_l2": 1e-4, "nan_mismatch": 0, "worst": {"index": 2, "expected": 1.0, "got": 1.0001},
+        "max_ulp": 800, "rel_l2": 1e-4, "nan_mismatch": 0, "histogram": [5, 3],
+        "worst": {"index": 2, "expected": 1.0, "got": 1.0001},
         "first": {"index": 1, "expected": 1.0, "got": 1.00001},
     }  # fmt: skip
     return {**made, **changes}
