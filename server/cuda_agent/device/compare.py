@@ -290,6 +290,77 @@ def _element(xp: Any, a: Any, b: Any, where: Any, at: int, start: int, dtype: st
     }
 
 
+def error(
+    xp: Any, exact: Any, got: Any, dtype: str, *, selected: Any | None = None, chunk: int = CHUNK
+) -> dict[str, Any]:
+    """How far the float elements of `got` (uint8 bytes of `dtype`) lie from `exact`, the bytes of as many float64.
+
+    `max_abs` and `rel_l2` (over the L2 norm of `exact`) are over elements finite on both sides, `magnitude` is
+    max|exact| there, `max_rel` the largest error over |exact| where that is not zero, `nan_mismatch` counts elements
+    finite on one side only."""
+    wide, narrow = elements(xp, exact, "f64"), elements(xp, got, dtype)
+    top = {"max_abs": 0.0, "max_rel": 0.0, "magnitude": 0.0}
+    squares = norm = 0.0
+    mismatch = 0
+    with numpy.errstate(all="ignore"):
+        for start in range(0, narrow.size, chunk):
+            part = slice(start, min(start + chunk, narrow.size))
+            we, ge = wide[part], values(xp, narrow[part], dtype)
+            finite, seen = xp.isfinite(we) & xp.isfinite(ge), xp.isfinite(we) ^ xp.isfinite(ge)
+            if selected is not None:
+                finite, seen = finite & selected[part], seen & selected[part]
+            mismatch += int(xp.count_nonzero(seen))
+            magnitude = xp.where(finite, xp.abs(we), 0.0)
+            distance = xp.where(finite, xp.abs(we - ge), 0.0)
+            relative = xp.where(magnitude > 0, distance / xp.where(magnitude > 0, magnitude, 1.0), 0.0)
+            for key, array in (("max_abs", distance), ("max_rel", relative), ("magnitude", magnitude)):
+                top[key] = max(top[key], float(array.max()))
+            squares += float(xp.sum(distance**2))
+            norm += float(xp.sum(magnitude**2))
+    rel_l2 = math.sqrt(squares / norm) if norm > 0 else (1.0 if squares > 0 else 0.0)
+    return {**top, "rel_l2": rel_l2, "nan_mismatch": mismatch}
+
+
+def perturbed(xp: Any, data: Any, dtype: str, change: str, seed: int) -> Any:
+    """Other values for the bytes of a buffer, the same for the same seed on every device.
+
+    `last-bit` flips the lowest bit of about half of the finite, nonzero floats: inputs as good as the old ones.
+    `random` gives floats 0.5 to 1.5 times the old ones' root mean square (1 where that is zero), of both signs where
+    the old ones hold a negative number; integers change places."""
+    array = elements(xp, data, dtype)
+    index = xp.arange(array.size, dtype=xp.uint64)
+    noise = index * xp.uint64(0x9E3779B97F4A7C15) + xp.uint64((seed + 1) * 0xD1342543DE82EF95 % 2**64)
+    noise = (noise ^ (noise >> xp.uint64(29))) * xp.uint64(0xBF58476D1CE4E5B9)
+    noise = noise ^ (noise >> xp.uint64(32))
+    if change == "random" and DTYPES[dtype][1] != "f":
+        out = array[xp.argsort(noise)]
+    elif change == "random":
+        out = _random_floats(xp, array, dtype, noise)
+    else:
+        bits_of = 8 * DTYPES[dtype][0]
+        bits = array.view(f"uint{bits_of}")
+        numbers = values(xp, array, dtype)
+        flip = (noise & xp.uint64(1)).astype(bits.dtype)
+        out = xp.where(xp.isfinite(numbers) & (numbers != 0), bits ^ flip, bits)
+    result = xp.array(data, copy=True)
+    result[: array.size * DTYPES[dtype][0]] = xp.ascontiguousarray(out).view("uint8")
+    return result
+
+
+def _random_floats(xp: Any, array: Any, dtype: str, noise: Any) -> Any:
+    numbers = values(xp, array, dtype)
+    with numpy.errstate(all="ignore"):
+        finite = xp.where(xp.isfinite(numbers), numbers, 0.0)
+        scale = math.sqrt(float((finite**2).mean())) if array.size else 0.0
+    scale = scale if scale > 0 and math.isfinite(scale) else 1.0
+    unit = (noise >> xp.uint64(40)).astype(xp.float64) / 2.0**24
+    signed = bool((finite < 0).any())
+    new = scale * (0.5 + unit) * (xp.where((noise & xp.uint64(1)) == 1, -1.0, 1.0) if signed else 1.0)
+    if dtype == "bf16":
+        return (new.astype(xp.float32).view(xp.uint32) >> xp.uint32(16)).astype(xp.uint16)
+    return new.astype(numpy_dtype(dtype))
+
+
 def select(
     xp: Any, size: int, dtype: str, ranges: Sequence[Sequence[int]] | None, mask: Any | None, invert: bool
 ) -> Any | None:

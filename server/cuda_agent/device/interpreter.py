@@ -145,8 +145,33 @@ class Interpreter:
                     f"run {init['run']} buffer {init['buffer']} has {source.size} bytes, not {target.size}"
                 )
             target[:] = source
+        elif "values" in init:
+            self._fill_values(target, init)
         else:
-            raise StepFailed("a buffer's init must be blobs, run or fill")
+            raise StepFailed("a buffer's init must be blobs, run, fill or values")
+
+    def _fill_values(self, target: Any, init: Mapping[str, Any]) -> None:
+        """Elements of `dtype` made from another init: perturbed first, then written as float64 (`widen`)."""
+        key = ("values", repr(sorted(init.items())))
+        kept = self._pristine.get(key)
+        if kept is not None and kept.size == target.size:
+            target[:] = kept
+            return
+        self._make_values(target, init)
+        self._keep(key, target)
+
+    def _make_values(self, target: Any, init: Mapping[str, Any]) -> None:
+        dtype, widen = init["dtype"], bool(init.get("widen"))
+        width = numeric.DTYPES[dtype][0]
+        narrow = self.backend.alloc(int(target.size) * width // 8 if widen else int(target.size))
+        self.fill(narrow, init["values"])
+        if init.get("change") is not None:
+            narrow[:] = numeric.perturbed(self.xp, narrow, dtype, init["change"], int(init.get("seed", 0)))
+        if not widen:
+            target[:] = narrow
+            return
+        wide = numeric.values(self.xp, numeric.elements(self.xp, narrow, dtype), dtype)
+        target[: 8 * wide.size] = wide.view("uint8")
 
     def _fill_blobs(self, target: Any, names: tuple[str, ...]) -> None:
         """From the copy kept on the device when there is one: the same inputs are used by most launches of a job."""
@@ -156,14 +181,18 @@ class Interpreter:
             if len(data) != target.size:
                 raise StepFailed(f"the recorded bytes are {len(data)}, the buffer has {target.size}")
             self.backend.upload(target, data)
-            if self._pristine_bytes + target.size <= PRISTINE_SHARE * self.backend.free_memory():
-                self._pristine[names] = kept = self.backend.alloc(target.size)
-                kept[:] = target
-                self._pristine_bytes += int(target.size)
+            self._keep(names, target)
         elif kept.size != target.size:
             raise StepFailed(f"the recorded bytes are {kept.size}, the buffer has {target.size}")
         else:
             target[:] = kept
+
+    def _keep(self, key: tuple[str, ...], target: Any) -> None:
+        """Remember initial bytes on the device while there is room."""
+        if self._pristine_bytes + target.size <= PRISTINE_SHARE * self.backend.free_memory():
+            self._pristine[key] = kept = self.backend.alloc(int(target.size))
+            kept[:] = target
+            self._pristine_bytes += int(target.size)
 
     def pattern(self, target: Any, pattern: bytes, start: int) -> None:
         """Repeat `pattern` over `target`, as if it began at byte `start` of the buffer."""
@@ -314,6 +343,22 @@ class Interpreter:
         tolerance = entry.get("tolerance", step.get("tolerance"))
         result = numeric.compare(self.xp, expected, got, dtype, selected=selected, tolerance=tolerance)
         return {"buffer": number, **result}
+
+    def _op_error(self, step: Mapping[str, Any]) -> Reply:
+        """How far runs lie from one whose float buffers hold float64 (see `compare.error`)."""
+        exact = self.run(step["exact"])
+        rows = []
+        for entry in step["buffers"]:
+            number, dtype = int(entry["buffer"]), entry["dtype"]
+            for name in step["runs"]:
+                wide, narrow = exact.array(number), self.run(name).array(number)
+                if wide.size * numeric.DTYPES[dtype][0] != 8 * narrow.size:
+                    raise StepFailed(f"buffer {number} has {wide.size} bytes of f64 and {narrow.size} of {dtype}")
+                mask = self.mask_of(self.run(name), entry["mask"], number) if entry.get("mask") is not None else None
+                selected = numeric.select(self.xp, int(narrow.size), dtype, None, mask, False)
+                found = numeric.error(self.xp, wide, narrow, dtype, selected=selected)
+                rows.append({"buffer": number, "run": name, **found})
+        return Reply({"buffers": rows})
 
     def mask_of(self, first: Run, name: str, number: int) -> Any:
         """The bool-per-byte mask of that name, of `first` when it has one, else of whichever run keeps it."""

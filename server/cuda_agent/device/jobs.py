@@ -145,6 +145,19 @@ def compare_after_step(run: str, launch: Launch, dtypes: Sequence[str], **fields
     return compare_step(run, run, buffers, **fields)
 
 
+def error_step(exact: str, runs: Sequence[str], buffers: Iterable[Mapping[str, Any]]) -> Step:
+    """How far the float elements of `runs` lie from those of `exact`, whose buffers hold as many float64."""
+    return {"op": "error", "exact": exact, "runs": list(runs), "buffers": [dict(x) for x in buffers]}
+
+
+def values_init(
+    init: Mapping[str, Any], dtype: str, *, change: str | None = None, seed: int = 0, widen: bool = False
+) -> dict[str, Any]:
+    """An `init` whose elements of `dtype` are those of another one, perturbed (`change`: "last-bit" or "random", see
+    `compare.perturbed`) and, with `widen`, as float64."""
+    return {"values": dict(init), "dtype": dtype, "change": change, "seed": seed, "widen": widen}
+
+
 def changed_step(run: str, mask: str | None = None, join: str | None = None) -> Step:
     return _mask_step("changed", run, mask, join)
 

@@ -175,13 +175,24 @@ class Case:
 
     # ------------------------------------------------------------ runs
 
-    def run(self, steps: Sequence[jobs.Step], *, deadline_s: float, tag: str, candidate: bool = False) -> Results:
-        """One job on the device. Raises what `Device.run` raises, and Cancelled."""
+    def run(
+        self,
+        steps: Sequence[jobs.Step],
+        *,
+        deadline_s: float,
+        tag: str,
+        candidate: bool = False,
+        more: Sequence[Binary] = (),
+    ) -> Results:
+        """One job on the device. `more`: binaries that the judge made of the original, beside it and the candidate.
+        Raises what `Device.run` raises, and Cancelled."""
         self.check_cancelled()
         blobs = jobs.BlobSource(bundle.BlobStore(self.workload.blobs), self.held).add_binary(self.original_binary)
         if candidate:
             blobs.add_binary(self.candidate_binary)
-        job = jobs.Job(list(steps), deadline_s, tag, frozenset({self.original_binary.sha256}))
+        blobs.add_binary(*more)
+        trusted = frozenset(binary.sha256 for binary in (self.original_binary, *more))
+        job = jobs.Job(list(steps), deadline_s, tag, trusted)
         with _watching(self.device, self.cancelled):
             results = self.device.run(job, blobs)
         self.check_cancelled()

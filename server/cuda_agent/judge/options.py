@@ -23,6 +23,8 @@ class JudgeOptions:
     max_launches: int = 4  # judged, distinct shapes first
     max_timed: int = 4  # timed
     poisons: int = 2  # G3: patterns, one run each
+    mutants: int = 8  # G2: one-token mutants of the original that the inputs must show; 0 asks for none
+    shadow: Literal["all", "wide"] = "all"  # G3: which differences a float64 shadow judges: those beyond 1e-5 only?
     hidden_cases: int = 80  # G5: at most so many
     hidden_budget_s: float = 4.0  # G5: no new hidden case after so many seconds on a GPU,
     hidden_budget_emulated_s: float = 16.0  # and on the emulator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_agent.device import jobs
 from cuda_agent.errors import DeadlineExceeded, WorkerDied, WorkloadError
-from cuda_agent.judge import numeric
+from cuda_agent.judge import numeric, shadow
 from cuda_agent.judge.baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class Outcome:
     findings: tuple[Mapping[str, Any], ...] = ()
     traffic: Mapping[str, float] = field(default_factory=dict)
     original_findings: tuple[Mapping[str, Any], ...] = ()
+
+    def difference_allowed(self, buffer: int) -> float:
+        """How far an output that a float64 shadow judged may be from the original; 0 where none did."""
+        found = (row.shadow for row in self.compared if row.result["buffer"] == buffer)
+        return max((arbiter.difference for arbiter in found if arbiter is not None), default=0.0)
 
 
 def observe(case: Case, index: int) -> Outcome:
@@ -133,7 +138,7 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
     first = blocks[0][0]
     return Outcome(
         index,
-        compared=tuple(worst[b] for b in sorted(worst)),
+        compared=_arbitrated(case, index, base, [worst[b] for b in sorted(worst)]),
         stray=tuple(dict.fromkeys(stray)),
         canaries=tuple(canaries),
         findings=tuple(first.get("findings", ())),
@@ -142,7 +147,14 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
     )
 
 
-def _classify(case: Case, index: int, base: Baseline, row: Mapping[str, Any]) -> numeric.Compared:
+def _classify(
+    case: Case,
+    index: int,
+    base: Baseline,
+    row: Mapping[str, Any],
+    why: str = "",
+    arbiter: numeric.Shadowed | None = None,
+) -> numeric.Compared:
     b = row["buffer"]
     return numeric.classify(
         index,
@@ -152,6 +164,40 @@ def _classify(case: Case, index: int, base: Baseline, row: Mapping[str, Any]) ->
         max_ref=base.max_ref[b],
         tolerance=case.tolerance(index, b),
         spread=base.spread[b],
+        why=why,
+        shadow=arbiter,
+    )
+
+
+def _arbitrated(
+    case: Case, index: int, base: Baseline, rows: Sequence[numeric.Compared]
+) -> tuple[numeric.Compared, ...]:
+    """The rows whose float32 bits differ, judged by the float64 shadow where one can be had."""
+    asked = [
+        row.result["buffer"]
+        for row in rows
+        if shadow.arguable(case, index, row.result)
+        and not shadow.unusual(case, index, row.result["buffer"], row.result["max_abs"])
+        and not (row.within and case.options.shadow == "wide")
+    ]
+    if not asked:
+        return tuple(rows)
+    why = ""
+    shadows: dict[int, numeric.Shadowed] = {}
+    try:
+        poison = poison_of(case, index, base.poisoned, 0)
+        shadows = shadow.compare(case, index, case.candidate_launch("c", index, poison=poison), asked)
+    except shadow.NoShadow as reason:
+        why = str(reason)
+    except WorkerDied as error:
+        if error.module != case.candidate_binary.sha256:
+            raise
+        why = f"the candidate, run again, crashed: {error}"
+    return tuple(
+        _classify(case, index, base, row.result, why, shadows.get(row.result["buffer"]))
+        if row.result["buffer"] in asked
+        else row
+        for row in rows
     )
 
 

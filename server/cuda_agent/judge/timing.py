@@ -133,6 +133,7 @@ def _check(case: Case, index: int) -> dict[str, Any]:
             continue
         entry = {"buffer": b, "dtype": slots[b].dtype, **mask(b, base.poisoned, base.written)}
         limit = numeric.allowed(slots[b].dtype, base.max_ref[b], case.tolerance(index, b), base.spread[b])
+        limit = max(limit, case.outcome(index).difference_allowed(b))
         entries.append({**entry, "tolerance": {"abs": limit}} if limit else entry)
     return {"run": "o", "buffers": entries}
 

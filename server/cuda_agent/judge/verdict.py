@@ -69,6 +69,7 @@ def quick(
         timing_budget_s=min(base.timing_budget_s, QUICK_BUDGET_S),
         poisons=1,
         floor_of_day=True,
+        mutants=0,
     )
     case = _case(device, build, workload, original, candidate, short, cancelled, module)
     results = _ask(case, GATES, on_event, quick=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuda_agent.device.compare import compare, select
+from cuda_agent.device.compare import compare, error, perturbed, select
 
 
 def raw(values: list, dtype: str) -> numpy.ndarray:
@@ -214,3 +214,52 @@ def test_the_histogram_of_one_selection() -> None:
     a, b = raw([1.0, 2.0, 3.0], "f4"), raw([1.0, 2.5, 3.5], "f4")
     chosen = select(numpy, a.size, "f32", [[0, 8]], None, False)
     assert sum(compare(numpy, a, b, "f32", selected=chosen)["histogram"]) == 2
+
+
+def test_errors_against_exact_values() -> None:
+    exact = raw([1.0, 2.0, -4.0, 8.0, math.nan], "f8")
+    got = raw([1.0, 2.5, -4.0, math.inf, math.nan], "f4")
+    found = error(numpy, exact, got, "f32")
+    assert (found["max_abs"], found["max_rel"], found["magnitude"]) == (0.5, 0.25, 4.0)
+    assert found["rel_l2"] == pytest.approx(0.5 / math.sqrt(1 + 4 + 16))
+    assert found["nan_mismatch"] == 1
+    chosen = numpy.array([True, False, True, False, True])
+    assert error(numpy, exact, got, "f32", selected=chosen)["max_abs"] == 0
+
+
+def test_errors_are_the_same_in_chunks() -> None:
+    exact, got = raw([float(i) for i in range(1, 9)], "f8"), raw([i + 0.25 * (i % 3) for i in range(1, 9)], "f4")
+    assert error(numpy, exact, got, "f32", chunk=3) == error(numpy, exact, got, "f32")
+
+
+def test_last_bits_flip_and_nothing_else() -> None:
+    values = numpy.array([1.0, -3.5, 0.0, math.inf, math.nan, 1e-30] * 50, dtype="f4")
+    new = perturbed(numpy, values.view("u1"), "f32", "last-bit", 1).view("f4")
+    same = new.view("u4") == values.view("u4")
+    assert same[[2, 3, 4]].all()
+    assert 60 < numpy.count_nonzero(~same) < 90  # half of 150
+    assert numpy.max(numpy.abs(new[~same] / values[~same] - 1)) < 2.0**-22
+    assert (perturbed(numpy, values.view("u1"), "f32", "last-bit", 1) == new.view("u1")).all()
+    assert (perturbed(numpy, values.view("u1"), "f32", "last-bit", 2) != new.view("u1")).any()
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"), [([0.0] * 8, 0.5, 1.5), ([2.0] * 8, 1.0, 3.0), ([-3.0, 3.0] * 4, -4.5, 4.5)]
+)
+def test_random_floats_keep_size_and_signs(values: list[float], low: float, high: float) -> None:
+    new = perturbed(numpy, raw(values * 20, "f4"), "f32", "random", 7).view("f4")
+    assert low <= new.min() < new.max() <= high
+    assert len(set(new.tolist())) > 100
+    assert (new.min() < 0) == (low < 0)
+
+
+def test_random_integers_change_places() -> None:
+    values = numpy.arange(100, dtype="i4")
+    new = perturbed(numpy, values.view("u1"), "i32", "random", 7).view("i4")
+    assert sorted(new.tolist()) == values.tolist()
+    assert (new != values).sum() > 80
+
+
+def test_a_tail_beyond_the_last_element_stays() -> None:
+    data = numpy.arange(11, dtype="u1")
+    assert perturbed(numpy, data, "f32", "random", 1)[8:].tolist() == [8, 9, 10]

@@ -214,3 +214,25 @@ def test_a_step_that_lacks_a_field_says_which(bench: Bench) -> None:
     result = bench.do({"op": "launch", "run": "a", "module": "m"})
     assert not result["ok"]
     assert "'buffers'" in result["error"]
+
+
+def test_values_are_widened_and_compared(bench: Bench) -> None:
+    program = bench.program
+    step = program.launch("a")
+    narrow = step["buffers"][0]["init"]
+    count = step["buffers"][0]["size"] // 4
+    wide = {"size": 8 * count, "init": {"values": narrow, "dtype": "f32", "widen": True}}
+    held = bench.interpreter.place(wide, 0, 0).data.view("f8")
+    plain = bench.interpreter.place(step["buffers"][0], 0, 0).data.view("f4")
+    assert held.tolist() == plain.astype("f8").tolist()
+    changed = {**wide, "init": {**wide["init"], "change": "last-bit", "seed": 3}}
+    for _ in range(2):  # made, then kept
+        again = bench.interpreter.place(changed, 0, 0).data.view("f8")
+        assert 0 < abs(again - held).max() < 1e-6 * abs(held).max()
+
+
+def test_an_error_step_needs_float64_of_the_same_count(bench: Bench) -> None:
+    assert bench.do(bench.program.launch("a"))["ok"]
+    answer = bench.do({"op": "error", "exact": "a", "runs": ["a"], "buffers": [{"buffer": 1, "dtype": "f32"}]})
+    assert not answer["ok"]
+    assert "bytes of f64" in answer["error"]

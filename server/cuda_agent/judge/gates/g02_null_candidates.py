@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from cuda_agent.judge import mutation
 from cuda_agent.judge.baseline import NULLS
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, not_run, passed
@@ -39,9 +40,23 @@ class NullCandidates:
                 accepted=accepted,
             )
         replay = "; ".join(dict.fromkeys(base.replay for base in baselines))
-        return passed(
-            self,
+        data: dict[str, Any] = {"replay": [base.replay for base in baselines]}
+        detail = (
             f"a kernel that {', '.join(NULLS[:-1])} or {NULLS[-1]} is rejected on these inputs; the original "
-            f"replays {replay}",
-            replay=[base.replay for base in baselines],
+            f"replays {replay}"
         )
+        if not case.options.mutants or case.same_code:
+            return passed(self, detail, **data)
+        found = mutation.score(case)
+        data["mutants"] = found.to_json()
+        apart = mutation.parting(case, found)
+        if apart is not None:
+            weakness, where = apart
+            return not_run(
+                self,
+                f"the inputs are too weak: they do not show a wrong kernel ({weakness.mutant.text()}); on random "
+                f"values, which do, the candidate differs from the original: {where}; capture a run with other data",
+                undecided=True,
+                **data,
+            )
+        return passed(self, f"{detail}; {found.sentence()}", **data)

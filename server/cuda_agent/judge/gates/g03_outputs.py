@@ -54,11 +54,9 @@ def _detail(case: Case, outcomes: list[Outcome]) -> str:
     poisoned = any(case.baseline(outcome.launch).poisoned for outcome in outcomes)
     times = {1: "once", 2: "twice"}.get(case.options.poisons, str(case.options.poisons))
     how = f"poisoned {times}" if poisoned else "read and written in place"
-    worst = max(rows, key=lambda row: (row.klass != "bit-exact", row.result["max_abs"]), default=None)
-    if worst is None or worst.klass == "bit-exact":
-        return f"bit-equal outputs on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"
-    return (
-        f"{worst.klass}: {worst.buffer} differs by at most {worst.result['max_abs']:.3g} "
-        f"({worst.result['max_ulp']:,} ulp, "
-        f"allowed {worst.allowed:.3g}) on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"
-    )
+    where = f"on {len(outcomes)} launch{'es' * (len(outcomes) > 1)}, {how}"
+    differing = [row for row in rows if row.klass != "bit-exact"]
+    if not differing:
+        return f"bit-equal outputs {where}"
+    worst = max(differing, key=lambda row: row.result["max_abs"])
+    return f"{worst.klass}: {worst.difference()} {where}"

@@ -196,9 +196,17 @@ def _buffer(
     result = devices.compare(numpy, after1, after, dtype, selected=chosen)
     if result["equal"]:
         return None
-    spread = float(own["max_abs"])
+    # What the float64 shadow allowed on the captured launches: here there is none to ask. `classify` doubles a spread.
+    spread = max(float(own["max_abs"]), _shadowed(case, name) * top / 2)
     declared = case.candidate.numeric
     return numeric.classify(launch, name, result, declared=declared, max_ref=top, tolerance=tolerance, spread=spread)
+
+
+def _shadowed(case: Case, name: str) -> float:
+    """How far a buffer may be from the original's by its float64 shadow, relative to its magnitude; 0 without one."""
+    rows = [row for outcome in case.outcomes() for row in outcome.compared if row.buffer == name]
+    arbiters = [row.shadow for row in rows if row.shadow is not None and row.shadow.magnitude]
+    return max((arbiter.difference / arbiter.magnitude for arbiter in arbiters), default=0.0)
 
 
 def _elements(bytes_: NDArray[numpy.bool_], dtype: str, *, every: bool = False) -> NDArray[numpy.bool_]:

@@ -28,11 +28,18 @@ nothing to time either: "no change", never "faster". A search asks G0 to G4 with
 candidate (`judge.quick`) and all gates of the winner (`judge.judge`).
 
 ## Numeric rule
-The original on the same bytes is the reference. Integers and unknown types: exact. Floats: the
-largest absolute difference may be 1e-12 (f64), 1e-5 (f32), 2e-3 (f16), 1e-2 (bf16) times the largest magnitude in the
-original's output, or what the person's tolerance says instead, or twice the original's own spread over repeats. NaN
-and infinities sit where the original has them. The class of a difference is measured: equal bits are bit-exact
-whatever was declared; a difference is never bit-exact.
+The original on the same bytes is the reference. Integers and unknown types: exact. Where float32 outputs differ in
+bits, a float64 shadow decides: the original's text with double for float, run on the same inputs as double. The
+candidate's error against it may be twice the original's own, in the largest error and in relative L2, and always a
+few ulp of the output's magnitude. The original's own error is the largest over the recorded inputs and three copies
+with last bits changed, because one sum may be exact by luck. So a sum that skips small terms fails inside any loose
+tolerance, and a tree in place of a long inaccurate sum passes far outside of one. A kernel that looks at the bits of
+floats, holds half precision, structures or memory of unknown type, or is more than 1 % away from its shadow has none;
+nor have float64 kernels. There the largest absolute difference may be 1e-12 (f64), 1e-5 (f32), 2e-3 (f16), 1e-2
+(bf16) times the largest magnitude in the original's output, and the verdict says so. The person's tolerance takes the
+place of both, and twice the original's own spread over repeats is always allowed. NaN and infinities sit where the
+original has them. The class of a difference is measured: equal bits are bit-exact whatever was declared; a difference
+is never bit-exact.
 
 ## Timing labels
 FASTER: the 95 % interval's lower end is above 1 + max(noise floor, 1 %); SLOWER the mirror image;
