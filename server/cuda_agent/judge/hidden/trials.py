@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -57,7 +57,7 @@ class Hidden(Case):
             parent.original,
             parent.candidate,
             module=parent.module,
-            options=parent.options,
+            options=replace(parent.options, shadow="wide"),  # a shadow a case would cost more than the case
             cancelled=parent.cancelled,
         )
         self.parent, self.trials, self.held = parent, trials, held
