@@ -1,66 +1,143 @@
-"""Runs `cuda-agent verify` on a mutant archive, as a person would.
+"""Judges a mutant archive as `cuda-agent verify` does. Originals with the same text share one capture and one device.
 
-Settings: `kernel`, `args`, `timeout`; `expect` (emulator) and `expect_gpu`: the exit code and the gates that may stop
-it, or `error` where there is no verdict; `says`: a regular expression on the gate's sentence; `fewer_sectors: yes`.
+An archive holds `original.cu` and either `kernel.cu`, which takes the place of the kernel's definition there, or
+`candidate.cu`, the whole file; any other file lies beside them. Its first paragraph says why it matters. Settings:
+`kernel`, `args`, `timeout`, `in_program: yes`, `origin` (of the candidate); `expect` (emulator) and `expect_gpu`: the
+exit code and the gates that may stop it, or `error` where there is no verdict; `says`: a regular expression on the
+gate's sentence; `catalogue`: its line of the catalogue; `rule`: the rewrite rule that a control stands for;
+`fewer_sectors: yes`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from archive import Archive
-from cuda_agent import cli
+from cuda_agent.device import Device, open_device
+from cuda_agent.errors import CudaAgentError
+from cuda_agent.inputs import find_or_make
+from cuda_agent.judge import JudgeOptions, to_json
+from cuda_agent.source.documents import Document
+from cuda_agent.source.symbols import module as parse
+from cuda_agent.toolchain.build import find_build
+from cuda_agent.verify import VerifyRequest, verify
+
+EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
+SOURCES = ("kernel.cu", "candidate.cu")
 
 
-def check(archive: Archive, expected: str, device: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = archive.settings
-    for name, text in archive.files.items():
-        (folder / name).write_text(text)
-    argv = ["verify", str(folder / "original.cu"), str(folder / "candidate.cu"), "--json", "--device", device]
-    argv += ["--kernel", settings["kernel"], "--args", settings.get("args", "")]
-    if "timeout" in settings:
-        argv += ["--timeout", settings["timeout"]]
-    code = cli.main(argv)
-    out, err = capsys.readouterr()
-    evidence = json.loads(out)
+def candidate_text(archive: Archive) -> str:
+    """The candidate's whole file."""
+    if "candidate.cu" in archive.files:
+        return archive.files["candidate.cu"]
+    original = archive.files["original.cu"]
+    span = parse(Document("original.cu", original)).kernel(archive.settings["kernel"]).span
+    data = original.encode()
+    return (data[: span.start] + archive.files["kernel.cu"].rstrip("\n").encode() + data[span.end :]).decode()
+
+
+@dataclass
+class Bench:
+    """One device, and a folder for each original with what its program was seen to launch."""
+
+    device: Device
+    root: Path
+    tried: set[Path] = field(default_factory=set)
+
+    def evidence(self, archive: Archive, tune: Callable[[JudgeOptions], JudgeOptions] = lambda o: o) -> dict[str, Any]:
+        """The evidence object, or `{"error": sentence}` where nothing could be judged."""
+        settings = archive.settings
+        request = self._request(archive, settings)
+        try:
+            self._capture(request, settings)
+            done = verify(replace(request, args=(), options=tune(request.options)), device=self.device)
+        except CudaAgentError as error:
+            return {"error": str(error)}
+        return to_json(done.verdict, candidate=done.candidate, diff=done.diff)
+
+    def _request(self, archive: Archive, settings: dict[str, str]) -> VerifyRequest:
+        beside = {name: text for name, text in archive.files.items() if name not in SOURCES}
+        key = hashlib.sha256(repr((sorted(beside.items()), settings.get("args"))).encode()).hexdigest()[:12]
+        folder = self.root / key
+        for name, text in beside.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        candidate = folder / f"{archive.path.stem}.cu"
+        candidate.write_text(candidate_text(archive))
+        seconds = float(settings.get("timeout", 0))
+        options = JudgeOptions(in_program="in_program" in settings)
+        if seconds:
+            options = replace(options, deadline_s=seconds)
+        return VerifyRequest(
+            folder / "original.cu",
+            candidate,
+            settings["kernel"],
+            args=tuple(settings.get("args", "").split()),
+            timeout_s=seconds or 60.0,
+            options=options,
+        )
+
+    def _capture(self, request: VerifyRequest, settings: dict[str, str]) -> None:
+        """Once for each folder; a later judgement finds what lies there."""
+        folder = request.original.parent
+        if folder in self.tried:
+            return
+        self.tried.add(folder)
+        module = parse(Document(str(request.original), request.original.read_text()))
+        build, kind = find_build(request.original), self.device.info.kind
+        find_or_make(request.original, module, settings["kernel"], build, kind, args=request.args, timeout_s=60.0)
+
+
+def open_bench(device: str, root: Path) -> Bench:
+    from cuda_agent.device.quarantine import Quarantine
+
+    # Not the person's: a mutant that killed a worker yesterday is run again today.
+    return Bench(open_device(device, quarantine=Quarantine()), root)
+
+
+def stopping(evidence: dict[str, Any]) -> tuple[str, str]:
+    """The gate that stopped the candidate with its sentence, ("error", …) where there was no verdict, ("", "")."""
+    if "error" in evidence:
+        return "error", str(evidence["error"])
+    stopped = [gate for gate in evidence["gates"] if gate["status"] == "fail" or gate.get("undecided")]
+    return (str(stopped[0]["id"]), str(stopped[0]["detail"])) if stopped else ("", "")
+
+
+def exit_code(evidence: dict[str, Any]) -> int:
+    return 2 if "error" in evidence else EXIT[evidence["status"]]
+
+
+def check(archive: Archive, expected: str, bench: Bench) -> None:
+    """The right gate stops it, with the right words; a control passes with what may be said about it."""
+    settings, evidence = archive.settings, bench.evidence(archive)
     wanted, _, gates = expected.partition(" ")
-    told = f"{evidence.get('headline') or evidence.get('error')}\n{err}"
-    assert code == int(wanted), told
-    assert evidence["status"] == {0: "verified", 1: "rejected", 2: "undecided"}[code]
-    sentence = stopped_by(evidence, gates, told)
+    gate, sentence = stopping(evidence)
+    told = json.dumps(evidence, indent=1)
+    assert exit_code(evidence) == int(wanted), told
+    assert gate in gates.split("|"), told
     assert re.search(settings.get("says", ""), sentence), sentence
-    if code == 0:
-        check_accepted(evidence, settings, device)
+    if exit_code(evidence) == 0:
+        check_accepted(evidence, settings, bench.device.info.kind == "emulator")
 
 
-def stopped_by(evidence: dict[str, Any], gates: str, told: str) -> str:
-    """The sentence of the gate that stopped the candidate, or of the error."""
-    if gates == "error":
-        assert evidence["gates"] == []
-        assert evidence["evidence_level"] == "none"
-        return str(evidence["error"])
-    stopping = [gate for gate in evidence["gates"] if gate["status"] == "fail" or gate.get("undecided")]
-    first = stopping[0] if stopping else {"id": "", "detail": ""}
-    assert first["id"] in gates.split("|"), told
-    return str(first["detail"])
-
-
-def check_accepted(evidence: dict[str, Any], settings: dict[str, str], device: str) -> None:
-    assert evidence["evidence_level"] == ("emulated" if device == "emulator" else "replayed")
-    assert evidence["diff"].startswith("--- a/original.cu")
-    if device == "emulator":
+def check_accepted(evidence: dict[str, Any], settings: dict[str, str], emulated: bool) -> None:
+    level = "emulated" if emulated else "replayed"
+    assert evidence["evidence_level"] == ("in-program" if "in_program" in settings else level)
+    if emulated:
         assert evidence["timing"] is None
-        assert "not measured" in evidence["headline"]
+        assert "not measured" in evidence["headline"] or evidence["headline"].startswith("No change")
         assert not evidence["faster"]
     elif evidence["timing"] is None:  # the compiler makes the same instructions of both: there is nothing to time
         assert not evidence["faster"]
         assert any("same instructions" in gate["detail"] for gate in evidence["gates"])
     else:
         assert evidence["timing"]["ratio"] > 0
-    if settings.get("fewer_sectors") and device == "emulator":
+    if settings.get("fewer_sectors") and emulated:
         assert evidence["traffic"]["sectors_after"] < 0.5 * evidence["traffic"]["sectors_before"]

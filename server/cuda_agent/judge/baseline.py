@@ -16,6 +16,7 @@ from cuda_agent.errors import WorkerDied, WorkloadError
 from cuda_agent.judge import numeric
 from cuda_agent.judge.digest import sha256
 from cuda_agent.workload.elements import SIZES, ElementType
+from cuda_agent.model import Buffer
 
 if TYPE_CHECKING:
     from cuda_agent.device import Device
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 # Two patterns a float type, little-endian: a quiet NaN with a payload, then 2^100 (f16: 32,768). An element the
 # kernel leaves alone keeps both; an element computed from one that nobody wrote shows it. Integers get two bit
-# patterns.
+# patterns. (`poison_of` adds a plain number to the second.)
 PATTERNS: dict[str, tuple[str, str]] = {
     "f64": ("efbeaddeefbefc7f", "0000000000003046"),
     "f32": ("efbecd7f", "00008071"),
@@ -277,9 +278,30 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
 
 
 def poison_of(case: Case, index: int, buffers: Iterable[int], pattern: int) -> dict[int, list[tuple[int, int, str]]]:
-    """Poison the whole of each buffer with pattern 0 or 1 of its element type."""
-    launch, slots = case.launches[index], case.slots(index)
-    return {b: [(0, launch.buffers[b].size, PATTERNS.get(slots[b].dtype, INTEGER_PATTERNS)[pattern])] for b in buffers}
+    """Poison the whole of each buffer with pattern 0 or 1 of its element type. Pattern 1 changes with a number that
+    looks like any result and that a candidate cannot know: one that works only where it sees poison fails there."""
+    all_, slots = case.launches[index].buffers, case.slots(index)
+    return {b: [(0, all_[b].size, _pattern(case, all_[b], slots[b].dtype, pattern))] for b in buffers}
+
+
+def _pattern(case: Case, buffer: Buffer, dtype: ElementType, pattern: int) -> str:
+    known = PATTERNS.get(dtype, INTEGER_PATTERNS)[pattern]
+    if pattern == 0:
+        return known
+    plain = plain_number(dtype, sha256(case.candidate.text))
+    one_element = buffer.size < 2 * SIZES[dtype]
+    return plain if one_element else known * (len(plain) // len(known)) + plain
+
+
+def plain_number(dtype: ElementType, digest: str) -> str:
+    """An element, in hex, made of the digits of a hash: a float has a magnitude from 0.5 to 2."""
+    data = bytearray.fromhex(digest)[: SIZES[dtype]]
+    if dtype in PATTERNS:
+        sign = data[-1] & 0x80
+        data[-1] = sign | (0x38 | data[-1] & 0x07 if dtype == "f16" else 0x3F)
+        if dtype == "f64":
+            data[-2] |= 0xE0
+    return data.hex()
 
 
 def mask(buffer: int, poisoned: Iterable[int], changed: Sequence[int]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import walk
 
 _TOKEN = re.compile(
-    rb"""(?P<comment>//(?:[^\n\\]|\\[\s\S])*|/\*[\s\S]*?(?:\*/|\Z))
-    |(?P<raw>R"(?P<d>[^()\\\s]{0,16})\([\s\S]*?\)(?P=d)")
+    rb"""(?P<directive>^[ \t\f\v]*(?:/\*[\s\S]*?\*/[ \t\f\v]*)*(?:\#|%:|\?\?=)(?:[^\n\\/]|\\[\s\S]|/(?![/*]))*)
+    |(?P<comment>//(?:[^\n\\]|\\[\s\S])*|/\*[\s\S]*?(?:\*/|\Z))
+    |(?P<raw>\b(?:u8|u|U|L)?R"(?P<d>[^()\\\s]{0,16})\([\s\S]*?\)(?P=d)")
     |(?P<string>"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?)
-    |(?P<directive>^[ \t]*\#(?:[^\n\\/]|\\[\s\S]|/(?![/*]))*)
     |(?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)
     |(?P<word>[A-Za-z_$][\w$]*)
     |(?P<punct><<<|>>>|::|->|[^\s\w])
@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 
 def tokens(data: bytes) -> list[Token]:
-    """Everything but comments; a directive is one token with its white space normalised."""
+    """Everything but comments; a directive is one token with its white space normalised and `#` before it."""
     found = []
     for match in _TOKEN.finditer(data):
         kind = match.lastgroup or "punct"
@@ -51,7 +51,8 @@ def tokens(data: bytes) -> list[Token]:
         text = match[0].decode("utf-8", "replace")
         if kind == "directive":
             text = " ".join(text.replace("\\\r\n", " ").replace("\\\n", " ").split())
-            text = re.sub(r"^#\s+", "#", text)
+            # A comment before the mark, and the digraph and the trigraph for it, make a directive all the same.
+            text = re.sub(r"^(?:/\*.*?\*/\s*)*(?:#|%:|\?\?=)\s*", "#", text)
         found.append(Token("string" if kind == "raw" else kind, text, Span(*match.span())))
     return found
 

@@ -18,12 +18,18 @@ FORBIDDEN: dict[str, str] = {
         ("clock", "clock64", "globaltimer", "__globaltimer", "__nanosleep", "__clock_hi"), "reads or spends time"
     ),
     **dict.fromkeys(("__prof_trigger", "__managed__"), "state outside the kernel's arguments"),
+    "volatile": "it hides races from the checkers; barriers and atomics are for threads that work together",
     **dict.fromkeys(("goto", "setjmp", "longjmp", "try", "throw"), "control flow that cannot be checked"),
     **dict.fromkeys(
         ("system", "popen", "fopen", "exec", "execv", "execve", "fork", "dlopen", "getenv", "syscall"), "host call"
     ),
 }
 _HOST_CALL = re.compile(r"cuda[A-Z]\w*|cu[A-Z]\w*|nvrtc\w*|nccl\w*|cublas\w*")
+
+# What may stand in a new `__attribute__((…))` or `[[…]]`; others change the arithmetic, or run code at load time.
+ATTRIBUTES = frozenset(
+    ("aligned", "always_inline", "noinline", "packed", "unused", "maybe_unused", "nodiscard", "likely", "unlikely")
+)
 
 # Precision downgrades: opt-in name → pattern of whole words.
 PRECISION: dict[str, re.Pattern[str]] = {

@@ -91,6 +91,9 @@ GOOD = {
         "    auto t = cg::tiled_partition<32>(cg::this_thread_block());\n    b[i] = t.shfl_down(a[i], 1); t.sync();\n",
     ),
     "a variable named half": change(BODY, "    int half = n / 2;\n    b[i] = half * a[i];\n"),
+    "attributes": change(
+        BODY, "    alignas(16) float t[4] = {a[i]};\n    if (i > 3) [[likely]]\n        b[i] = t[0];\n"
+    ),
     "lambda": change(BODY, "    auto f = [](float x) { return x * 2; };\n    b[i] = f(a[i]);\n"),
 }
 
@@ -135,6 +138,18 @@ BAD = {
     "launch twice": (change("    other<<<", "    add<<<grid, block, 0, s>>>(a, b, n);\n    other<<<"), ""),
     "no launch": (change("    add<<<grid, block, 0, s>>>(a, b, n);\n", ""), ""),
     "host call in a launch": (change("<<<grid, block,", '<<<(system("true"), grid), block,'), "system()"),
+    "volatile": (change(BODY, "    volatile float *p = b;\n    p[i] = a[i];\n"), "`volatile`"),
+    "directive by digraph": (change(BODY, "%:define SCALE 3.0f\n" + BODY), "preprocessor line"),
+    "directive behind a comment": (change(BODY, "/* a */ /* b */#define SCALE 3.0f\n" + BODY), "preprocessor line"),
+    "two halves of a word": (change(BODY, 'as\\\nm("");\n' + BODY), "backslash"),
+    "braces by digraphs": (change(BODY, "    <% b[i] = a[i]; %>\n"), "digraph"),
+    "look-alike letters": (change(BODY, BODY.replace("twice(a[i])", "тwice(a[i])")), "ASCII"),
+    "assembly behind a raw string": (change(BODY, 'auto s = u8R"(" /* )"; asm(""); /* */\n' + BODY), "`asm`"),
+    "attribute": (
+        change("__global__ void add", '__global__ __attribute__((optimize("fast-math"))) void add'),
+        "optimize",
+    ),
+    "attribute in brackets": (change("__global__ void add", '[[gnu::optimize("O0")]] __global__ void add'), ""),
     "does not parse": (change(BODY, "    b[i] = (a[i];\n"), ""),
 }
 

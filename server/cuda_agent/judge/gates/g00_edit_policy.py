@@ -25,9 +25,9 @@ class EditPolicy:
     launch sites and the host variables that only feed those changed; with the same signature (const and __restrict__
     may be added) unless every launch site changed too; with launch sites that launch the very shapes the candidate is
     judged at (`launch_text.py`); without new assembly, printing, heap, traps, clocks, launches, globals, persistent
-    state, includes or macros; calling only device functions of the file and CUDA's own; and in no lower precision
-    unless the person opted in. It reads text, not meaning: it cannot see a wrong result, only means that no honest
-    rewrite needs."""
+    state, includes, macros, attributes, volatile or odd spellings; calling only device functions of the file and
+    CUDA's own; and in no lower precision unless the person opted in. It reads text, not meaning: it cannot see a wrong
+    result, only means that no honest rewrite needs."""
 
     id: ClassVar[str] = "G0"
     name: ClassVar[str] = "edit policy"
@@ -55,6 +55,13 @@ class EditPolicy:
         return passed(self, f"only {before.kernel.name}, what it alone uses and its launches changed")
 
 
+def refused(before: Module, after: Module, kernel: str, allow: frozenset[Precision]) -> bool:
+    """Whether the gate would reject `after`, before anything of it is compiled or run."""
+    old = select(before, kernel)
+    new = select(after, kernel, old.feeding_names) if old is not None else None
+    return old is not None and (new is None or any(violations(old, new, frozenset(allow))))
+
+
 def violations(before: Selection, after: Selection, allow: frozenset[str] = frozenset()) -> Iterator[str]:
     """Every rule that the candidate breaks, in one sentence each."""
     if after.kernel.has_error and not before.kernel.has_error:
@@ -63,6 +70,8 @@ def violations(before: Selection, after: Selection, allow: frozenset[str] = froz
     yield from _signature(before, after)
     yield from _launch_sites(before, after)
     yield from _words(before, after, allow)
+    yield from _spelling(before, after)
+    yield from _attributes(before, after)
     yield from _directives(before, after)
     yield from _state(before, after)
     yield from _calls(before, after)
@@ -197,6 +206,56 @@ def _words(before: Selection, after: Selection, allow: frozenset[str]) -> Iterat
         and "asm" not in old
     ):
         yield "assembly text in device code"
+
+
+DIGRAPHS = frozenset(("<%", "%>", "<:", ":>", "%:"))
+
+
+def _spelling(before: Selection, after: Selection) -> Iterator[str]:
+    """Other spellings, by which a word or a mark is not what it looks like: joined lines, digraphs, look-alike
+    letters."""
+
+    def odd(selection: Selection) -> Counter[str]:
+        found: Counter[str] = Counter()
+        marks = [token for token in selection.device_tokens if token.kind == "punct"]
+        for token, following in zip(marks, [*marks[1:], None], strict=True):
+            if not token.text.isascii():
+                found["a character outside ASCII"] += 1
+            elif token.text == "\\":
+                found["a backslash, which joins lines or spells a letter,"] += 1
+            elif following is not None and token.span.end == following.span.start:
+                pair = token.text + following.text
+                found[f"the digraph `{pair}`"] += pair in DIGRAPHS
+        return found
+
+    new = odd(after)
+    new.subtract(odd(before))
+    for what in sorted(what for what, count in new.items() if count > 0):
+        yield f"{what} is new in device code"
+
+
+def _attributes(before: Selection, after: Selection) -> Iterator[str]:
+    """No new attribute but harmless ones."""
+    for word in sorted(_attribute_words(after) - _attribute_words(before) - vocabulary.ATTRIBUTES):
+        yield f"new attribute `{word}` in device code"
+
+
+def _attribute_words(selection: Selection) -> set[str]:
+    """Words inside `__attribute__((…))` and `[[…]]`."""
+    found: set[str] = set()
+    device = selection.device_tokens
+    for at, token in enumerate(device):
+        double = token.text == "[" and at + 1 < len(device) and device[at + 1].text == "["
+        if not double and token.text != "__attribute__":
+            continue
+        depth = 0
+        for inner in device[at + (not double) :]:
+            depth += (inner.text in "([") - (inner.text in ")]")
+            if inner.kind == "word":
+                found.add(inner.text.strip("_"))
+            if depth == 0:
+                break
+    return found
 
 
 def _counts(found: list[Token]) -> Counter[str]:

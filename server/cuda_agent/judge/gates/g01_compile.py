@@ -16,9 +16,9 @@ WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
 class Compile:
     """Original and candidate are compiled for the device by one compiler with one list of flags, those of the
     person's own build, so neither is favoured. A launch must then be possible: registers times threads, threads a
-    block and shared bytes within the device's limits, for every launch shape. (That a slice of the file has the same
-    SASS as the whole file is checked by the toolchain before it uses a slice at all.) On the emulator there are no
-    registers to count; its limits are those of the GPU it stands for."""
+    block (and within a promised `__launch_bounds__`) and shared bytes within the device's limits, for every launch
+    shape. (That a slice of the file has the same SASS as the whole file is checked by the toolchain before it uses a
+    slice at all.) On the emulator there are no registers to count; its limits are those of the GPU it stands for."""
 
     id: ClassVar[str] = "G1"
     name: ClassVar[str] = "compile"
@@ -63,6 +63,12 @@ def misfit(case: Case, index: int, facts: Facts) -> str | None:
         return (
             f"the candidate launches {shape.text()}: {shape.threads} threads a block, the device takes "
             f"{info.threads_per_block}"
+        )
+    bounds = case.candidate_module.kernel(case.workload.kernel).launch_bounds or ()
+    if bounds and bounds[0].strip().isdigit() and shape.threads > int(bounds[0]):
+        return (
+            f"the candidate promises at most {bounds[0].strip()} threads a block (__launch_bounds__) and is launched "
+            f"with {shape.threads}"
         )
     warps = -(-shape.threads // WARP)
     registers = warps * (-(-facts.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT)

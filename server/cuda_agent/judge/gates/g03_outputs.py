@@ -12,8 +12,9 @@ from cuda_agent.model import GateResult
 
 class Outputs:
     """Original and candidate run side by side on the recorded bytes. Buffers that the original only writes are
-    poisoned before both, first with a NaN pattern, then with 2^100 (integers: two bit patterns), so an element that
-    is not written, or is computed from one that nobody wrote, shows. Every written element must be equal under the
+    poisoned before both, first with a NaN pattern, then with 2^100 in turn with a plain number made of the
+    candidate's hash (integers: bit patterns), so an element that is not written, or is computed from one that nobody
+    wrote, or is written only where poison is seen, shows. Every written element must be equal under the
     numeric rule (`numeric.py`), every element the original leaves alone must keep its bits, inputs included, and
     every launch must be accepted and end. A buffer the original also reads cannot be poisoned; there an element
     written with the value it had before is not told from one left alone. Only the recorded launches are seen: other
