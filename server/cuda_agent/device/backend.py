@@ -77,6 +77,9 @@ def _dim3(value: Sequence[int]) -> tuple[int, int, int]:
 class Launched:
     seconds: float
     traced: dict[str, Any] = field(default_factory=dict)  # traffic, findings, written
+    # After a traced launch: (buffer, byte) → {block, thread, line} of the last store there, None when there was none
+    # or it is no longer known.
+    writer: Callable[[int, int], dict[str, Any] | None] | None = None
 
 
 class Module(Protocol):

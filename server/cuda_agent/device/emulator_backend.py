@@ -33,6 +33,7 @@ class EmulatorModule:
         self.native = native
         self.parameters = {k.mangled: list(zip(k.offsets, k.sizes, strict=True)) for k in native.kernels()}
         self.kernels: Sequence[str] = sorted(self.parameters)
+        self.launches = 0
 
 
 class EmulatorBackend:
@@ -113,6 +114,7 @@ class EmulatorBackend:
                 f"kernel {c.kernel} takes other parameters than were captured: it declares (offset, size) {declared}, "
                 f"the launch has {given}"
             )
+        module.launches += 1
         try:
             outcome = module.native.launch(
                 c.kernel,
@@ -131,7 +133,17 @@ class EmulatorBackend:
         traced = {name: jsonable(getattr(outcome, name)) for name in kept}
         if outcome.error:
             self._failed(c.kernel, outcome.error, traced)
-        return Launched(outcome.seconds, traced)
+        return Launched(outcome.seconds, traced, self._writer(module) if c.trace else None)
+
+    @staticmethod
+    def _writer(module: EmulatorModule) -> Callable[[int, int], dict[str, Any] | None]:
+        """The module knows the writers of its last launch only."""
+        number = module.launches
+
+        def of(buffer: int, at: int) -> dict[str, Any] | None:
+            return module.native.writer(buffer, at) if module.launches == number else None
+
+        return of
 
     @staticmethod
     def _failed(kernel: str, error: str, traced: dict[str, Any]) -> None:

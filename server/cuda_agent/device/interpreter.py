@@ -46,6 +46,7 @@ class Run:
     buffers: list[Placed]
     symbols: list[tuple[str, Any]] = field(default_factory=list)  # __device__ variables as the launch left them
     masks: dict[str, list[Any]] = field(default_factory=dict)
+    writer: Callable[[int, int], dict[str, Any] | None] | None = None  # of a traced launch: who stored to a byte
 
     def array(self, number: int) -> Any:
         """Buffers come first, then the globals of the launch, in order."""
@@ -294,7 +295,7 @@ class Interpreter:
         self.at(self.digests[step["module"]])
         launched = self.backend.launch(module, configuration(step, addresses, trace=bool(step.get("trace"))))
         self.at(None)
-        run = Run(placed)
+        run = Run(placed, writer=launched.writer)
         for symbol, _ in step.get("globals", ()):
             run.symbols.append((symbol, self._copy(self.backend.symbol(module, symbol))))
         self.runs[step["run"]] = run
@@ -342,6 +343,9 @@ class Interpreter:
         selected = numeric.select(self.xp, int(got.size), dtype, entry.get("ranges"), mask, bool(entry.get("invert")))
         tolerance = entry.get("tolerance", step.get("tolerance"))
         result = numeric.compare(self.xp, expected, got, dtype, selected=selected, tolerance=tolerance)
+        wrong = result["first"]
+        if b.writer is not None and wrong is not None and number < len(b.buffers):
+            result["writer"] = b.writer(number, wrong["index"] * numeric.DTYPES.get(dtype, (1, ""))[0])
         return {"buffer": number, **result}
 
     def _op_error(self, step: Mapping[str, Any]) -> Reply:

@@ -135,12 +135,15 @@ class Compared:
         }
 
     def sentence(self) -> str:
-        """The first wrong element, in words."""
+        """The first wrong element, in words; on the emulator with the thread that wrote it. Where a comparison knew no
+        tolerance, or a float64 shadow decides, the first differing element may be a right one: there the worst is
+        named."""
         misplaced = self.result["nan_mismatch"]
-        wrong = self.result["worst"] if self.result["dtype"] in RULE else self.result["first"]
-        wrong = wrong or self.result["first"]
+        known = self.result.get("outside") or self.result["dtype"] not in RULE
+        wrong = self.result["first"] if known else self.result["worst"] or self.result["first"]
         what = f"{self.buffer}[{wrong['index']}]" if wrong else self.buffer
         values = f": expected {show(wrong['expected'])}, got {show(wrong['got'])}" if wrong else ""
+        values += written_by(self.result) if known else ""
         off = f", allowed {self.allowed:.3g}" if self.allowed and not misplaced and self.shadow is None else ""
         count = f"{self.result['differing']:,} of {self.result['compared']:,} elements differ{off}"
         if misplaced:
@@ -192,6 +195,18 @@ def classify(
     else:
         rule = f"{RULE[dtype]:g}·max|reference|{f', no float64 shadow: {why}' if why else ''}"
     return Compared(launch, buffer, klass, accepts(result, limit), limit, result, rule)
+
+
+def written_by(result: Mapping[str, Any]) -> str:
+    """Who stored to the first wrong element of a comparison, where its launch was traced."""
+    if "writer" not in result:
+        return ""
+    writer = result["writer"]
+    if writer is None:
+        return ", which no thread wrote"
+    thread, block = (tuple(writer[what]) for what in ("thread", "block"))
+    line = f" at line {writer['line']}" if writer["line"] else ""
+    return f", written by thread {thread} of block {block}{line}"
 
 
 def show(value: Any) -> str:

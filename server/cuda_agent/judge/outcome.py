@@ -105,7 +105,9 @@ def _entries(case: Case, index: int, base: Baseline) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for b, dtype in enumerate(dtypes(case, index)):
         entry = {"buffer": b, "dtype": dtype, **mask(b, base.poisoned, base.written)}
-        entries.append(entry)
+        # With a tolerance the first element that is outside it is named, not the first that differs.
+        limit = numeric.allowed(dtype, base.max_ref[b], case.tolerance(index, b), base.spread[b])
+        entries.append({**entry, "tolerance": {"abs": limit}} if limit else entry)
         if "mask" in entry:
             entries.append({**entry, "invert": True})
     return entries
@@ -219,7 +221,7 @@ def _stray(case: Case, index: int, entry: Mapping[str, Any], row: Mapping[str, A
     where = f"{name}[{wrong['index']}]" if wrong else name
     values = f" (was {numeric.show(wrong['expected'])}, is {numeric.show(wrong['got'])})" if wrong else ""
     what = "which the original leaves alone" if "invert" in entry else "an input of the original"
-    return f"the candidate writes {where}, {what}{values}; {row['differing']:,} such elements"
+    return f"the candidate writes {where}, {what}{values}{numeric.written_by(row)}; {row['differing']:,} such elements"
 
 
 # ---------------------------------------------------------------- findings of the emulator's checkers

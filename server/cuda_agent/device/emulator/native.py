@@ -273,6 +273,8 @@ class Module:
         ]
         lib.cuemu_written.restype = ctypes.POINTER(ctypes.c_uint64)
         lib.cuemu_written.argtypes = [ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)]
+        lib.cuemu_writer.restype = ctypes.c_void_p
+        lib.cuemu_writer.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         lib.cuemu_free.argtypes = [ctypes.c_void_p]
         lib.cuemu_shutdown.restype = None
         lib.cuemu_cancel.restype = None
@@ -390,6 +392,16 @@ class Module:
         count = ctypes.c_uint64()
         pairs = self._library.cuemu_written(region, ctypes.byref(count))
         return [(pairs[2 * i], pairs[2 * i + 1]) for i in range(count.value)]
+
+    def writer(self, region: int, at: int) -> dict[str, Any] | None:
+        """{block, thread, line} of the last store to byte `at` of a region in the last traced launch; None when nobody
+        stored there or it is not known."""
+        raw = self._json(self._library.cuemu_writer, region, at)
+        if raw is None:
+            return None
+        self._lines.resolve([raw["pc"]] if raw["pc"] else [])
+        where = self._lines.line(raw["pc"])
+        return {"block": raw["block"], "thread": raw["thread"], "line": where.line if where else None}
 
     def cancel(self) -> None:
         """Ask the running launch to stop at its next barrier or block; callable from another thread."""

@@ -55,13 +55,6 @@ class EditPolicy:
         return passed(self, f"only {before.kernel.name}, what it alone uses and its launches changed")
 
 
-def refused(before: Module, after: Module, kernel: str, allow: frozenset[Precision]) -> bool:
-    """Whether the gate would reject `after`, before anything of it is compiled or run."""
-    old = select(before, kernel)
-    new = select(after, kernel, old.feeding_names) if old is not None else None
-    return old is not None and (new is None or any(violations(old, new, frozenset(allow))))
-
-
 def violations(before: Selection, after: Selection, allow: frozenset[str] = frozenset()) -> Iterator[str]:
     """Every rule that the candidate breaks, in one sentence each."""
     if after.kernel.has_error and not before.kernel.has_error:

@@ -140,6 +140,14 @@ const std::uint64_t *cuemu_written(std::uint64_t region, std::uint64_t *count) {
     return ranges.data();
 }
 
+// Who last stored to a byte of a region in the last traced launch; null when nobody did or it is not known.
+char *cuemu_writer(std::uint64_t region, std::uint64_t at) {
+    if (last_trace == nullptr) return copy("null");
+    auto w = cuemu::writer(*last_trace, region, at);
+    if (!w.known) return copy("null");
+    return copy("{\"block\":" + list(w.block, 3) + ",\"thread\":" + list(w.thread, 3) + ",\"pc\":" + std::to_string(relative(w.pc)) + "}");
+}
+
 void cuemu_cancel() { cuemu::cancel(); }
 
 void cuemu_shutdown() {

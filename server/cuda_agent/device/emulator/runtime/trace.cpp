@@ -130,8 +130,14 @@ void trace_finish(Trace *trace) {
     }
     trace->written.resize(trace->options.regions.size());
     for (auto &w : trace->watched) {
-        if (w.buffer >= 0) trace->written[static_cast<std::size_t>(w.buffer)] = ranges(w.written, w.size);
-        w.shadow.release();
+        // Shadows of what was stored to stay until the next launch, for `writer`.
+        bool kept = false;
+        if (w.buffer >= 0) {
+            auto &stored = trace->written[static_cast<std::size_t>(w.buffer)];
+            stored = ranges(w.written, w.size);
+            kept = !stored.empty();
+        }
+        if (!kept) w.shadow.release();
         free_lazy(w.written, w.size);
         w.written = nullptr;
     }
@@ -235,6 +241,23 @@ std::vector<Site> sites(const Trace &trace) {
 const std::vector<std::uint64_t> &written(const Trace &trace, std::size_t region) {
     static const std::vector<std::uint64_t> none;
     return region < trace.written.size() ? trace.written[region] : none;
+}
+
+Writer writer(const Trace &trace, std::size_t region, std::size_t at) {
+    Writer out;
+    for (const Watched &w : trace.watched) {
+        if (w.buffer < 0 || static_cast<std::size_t>(w.buffer) != region || at >= w.size || w.shadow.words == nullptr) continue;
+        const Cell *cell = &w.shadow.words[at / 4];
+        if (w.shadow.fine && w.shadow.bytes[at].writer != 0) cell = &w.shadow.bytes[at];
+        if (cell->writer == 0 || trace.blocks > (1u << 22)) continue;
+        const dim3 &d = trace.block_dim, &g = trace.grid;
+        unsigned thread = Stamp::thread(cell->writer), block = Stamp::block(cell->writer);
+        out.known = true;
+        out.pc = trace.pcs[cell->writer_pc];
+        out.block[0] = block % g.x, out.block[1] = block / g.x % g.y, out.block[2] = block / g.x / g.y;
+        out.thread[0] = thread % d.x, out.thread[1] = thread / d.x % d.y, out.thread[2] = thread / d.x / d.y;
+    }
+    return out;
 }
 
 std::vector<std::string> notes(const Trace &trace) { return trace.notes; }

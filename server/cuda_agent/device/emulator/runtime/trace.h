@@ -31,9 +31,17 @@ struct Site {
     std::uint64_t atomics = 0;         // warp-level atomic requests, global or shared
 };
 
+// Who last stored to a byte of a region.
+struct Writer {
+    bool known = false;
+    std::uintptr_t pc = 0;
+    unsigned block[3] = {0, 0, 0}, thread[3] = {0, 0, 0};
+};
+
 std::vector<Finding> findings(const Trace &);
 std::vector<Site> sites(const Trace &);
 const std::vector<std::uint64_t> &written(const Trace &, std::size_t region);
+Writer writer(const Trace &, std::size_t region, std::size_t at);
 std::vector<std::string> notes(const Trace &);
 std::uint64_t sampled_blocks(const Trace &);
 void destroy(Trace *);
