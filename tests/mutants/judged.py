@@ -2,23 +2,27 @@
 
 An archive holds `original.cu` and either `kernel.cu`, which takes the place of the kernel's definition there, or
 `candidate.cu`, the whole file; any other file lies beside them. Its first paragraph says why it matters. Settings:
-`kernel`, `args`, `timeout`, `in_program: yes`, `origin` (of the candidate); `expect` (emulator) and `expect_gpu`: the
+`kernel`, `args`, `timeout`, `in_program: yes`; `expect` (emulator) and `expect_gpu`: the
 exit code and the gates that may stop it, or `error` where there is no verdict; `says`: a regular expression on the
-gate's sentence; `catalogue`: its line of the catalogue; `rule`: the rewrite rule that a control stands for;
-`fewer_sectors: yes`.
+gate's sentence; `catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it; `rule`: the rewrite rule
+that a control stands for; `fewer_sectors: yes`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from archive import Archive
+import pytest
+
+from archive import Archive, archives
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.inputs import find_or_make
@@ -30,6 +34,18 @@ from cuda_agent.verify import VerifyRequest, verify
 
 EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
 SOURCES = ("kernel.cu", "candidate.cu")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+
+
+@functools.cache
+def having(setting: str = "kernel") -> tuple[Archive, ...]:
+    """The archives with that setting."""
+    found = (Archive.read(path) for path in archives(Path(__file__).parent))
+    return tuple(archive for archive in found if setting in archive.settings)
+
+
+def name(archive: Archive) -> str:
+    return archive.path.stem
 
 
 def candidate_text(archive: Archive) -> str:
