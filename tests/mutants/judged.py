@@ -33,7 +33,7 @@ from cuda_agent.toolchain.build import find_build
 from cuda_agent.verify import VerifyRequest, verify
 
 EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
-SOURCES = ("kernel.cu", "candidate.cu")
+SOURCES = ("kernel.cu", "candidate.cu", "original.py", "candidate.py")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
 
@@ -69,15 +69,17 @@ class Bench:
     def evidence(self, archive: Archive, tune: Callable[[JudgeOptions], JudgeOptions] = lambda o: o) -> dict[str, Any]:
         """The evidence object, or `{"error": sentence}` where nothing could be judged."""
         settings = archive.settings
-        request = self._request(archive, settings)
+        request = self.request(archive)
         try:
-            self._capture(request, settings)
+            self.capture(request, settings)
             done = verify(replace(request, args=(), options=tune(request.options)), device=self.device)
         except CudaAgentError as error:
             return {"error": str(error)}
         return to_json(done.verdict, candidate=done.candidate, diff=done.diff)
 
-    def _request(self, archive: Archive, settings: dict[str, str]) -> VerifyRequest:
+    def request(self, archive: Archive) -> VerifyRequest:
+        """The archive's files in their folder."""
+        settings = archive.settings
         beside = {name: text for name, text in archive.files.items() if name not in SOURCES}
         key = hashlib.sha256(repr((sorted(beside.items()), settings.get("args"))).encode()).hexdigest()[:12]
         folder = self.root / key
@@ -100,7 +102,7 @@ class Bench:
             options=options,
         )
 
-    def _capture(self, request: VerifyRequest, settings: dict[str, str]) -> None:
+    def capture(self, request: VerifyRequest, settings: dict[str, str]) -> None:
         """Once for each folder; a later judgement finds what lies there."""
         folder = request.original.parent
         if folder in self.tried:
