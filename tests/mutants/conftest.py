@@ -9,10 +9,14 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[judged.Bench]:
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[judged.Bench]:
     bench = judged.open_bench("emulator", tmp_path_factory.mktemp("emulator"))
+    mine = [item for item in request.session.items if "emulator" in getattr(item, "fixturenames", ())]
+    coming = [item.callspec.params["archive"] for item in mine if hasattr(item, "callspec")]  # type: ignore[attr-defined]
     with bench.device:
+        ahead = bench.prepare_ahead([archive for archive in coming if archive is not None])
         yield bench
+        ahead.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,12 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock, get_ident
 from typing import Any
 
 import pytest
@@ -64,12 +67,30 @@ class Bench:
 
     device: Device
     root: Path
-    tried: set[Path] = field(default_factory=set)
+    tried: dict[Path, Lock] = field(default_factory=dict)
+    ahead: dict[Path, Future[None]] = field(default_factory=dict)
+
+    def prepare_ahead(self, coming: Sequence[Archive]) -> ThreadPoolExecutor:
+        """Captures and compiles in a second thread what will be judged: the cache has it then."""
+        executor = ThreadPoolExecutor(1, "ahead")
+        self.ahead = {archive.path: executor.submit(self.prepare, archive) for archive in coming}
+        return executor
+
+    def prepare(self, archive: Archive) -> None:
+        with suppress(CudaAgentError):  # the judgement says what is wrong
+            request = self.request(archive)
+            self.capture(request, archive.settings)
+            build = find_build(request.original)
+            self.device.compile(build, request.original.read_text())
+            if not archive.settings.get("expect", "").endswith("G0"):
+                self.device.compile(build, request.candidate.read_text())
 
     def evidence(self, archive: Archive, tune: Callable[[JudgeOptions], JudgeOptions] = lambda o: o) -> dict[str, Any]:
         """The evidence object, or `{"error": sentence}` where nothing could be judged."""
         settings = archive.settings
         request = self.request(archive)
+        if (future := self.ahead.get(archive.path)) is not None and not future.cancel():
+            future.result()
         try:
             self.capture(request, settings)
             done = verify(replace(request, args=(), options=tune(request.options)), device=self.device)
@@ -84,11 +105,9 @@ class Bench:
         key = hashlib.sha256(repr((sorted(beside.items()), settings.get("args"))).encode()).hexdigest()[:12]
         folder = self.root / key
         for name, text in beside.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            write_once(folder / name, text)
         candidate = folder / f"{archive.path.stem}.cu"
-        candidate.write_text(candidate_text(archive))
+        write_once(candidate, candidate_text(archive))
         seconds = float(settings.get("timeout", 0))
         options = JudgeOptions(in_program="in_program" in settings)
         if seconds:
@@ -105,12 +124,22 @@ class Bench:
     def capture(self, request: VerifyRequest, settings: dict[str, str]) -> None:
         """Once for each folder; a later judgement finds what lies there."""
         folder = request.original.parent
-        if folder in self.tried:
-            return
-        self.tried.add(folder)
-        module = parse(Document(str(request.original), request.original.read_text()))
-        build, kind = find_build(request.original), self.device.info.kind
-        find_or_make(request.original, module, settings["kernel"], build, kind, args=request.args, timeout_s=60.0)
+        with self.tried.setdefault(folder, Lock()):
+            if (folder / "captured").exists():
+                return
+            (folder / "captured").touch()
+            module = parse(Document(str(request.original), request.original.read_text()))
+            build, kind = find_build(request.original), self.device.info.kind
+            find_or_make(request.original, module, settings["kernel"], build, kind, args=request.args, timeout_s=60.0)
+
+
+def write_once(path: Path, text: str) -> None:
+    """Two threads may write the same text, and one read it."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{get_ident()}")
+        fresh.write_text(text)
+        fresh.replace(path)
 
 
 def open_bench(device: str, root: Path) -> Bench:
