@@ -5,7 +5,7 @@ An archive holds `original.cu` and either `kernel.cu`, which takes the place of 
 `kernel`, `args`, `timeout`, `in_program: yes`; `expect` (emulator) and `expect_gpu`: the
 exit code and the gates that may stop it, or `error` where there is no verdict; `says`: a regular expression on the
 gate's sentence; `catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it; `rule`: the rewrite rule
-that a control stands for; `fewer_sectors: yes`.
+that a control stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the simulated GPU: `simulation.py`.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Bench:
         with suppress(CudaAgentError):  # the judgement says what is wrong
             request = self.request(archive)
             self.capture(request, archive.settings)
-            build = find_build(request.original)
-            self.device.compile(build, request.original.read_text())
-            if not archive.settings.get("expect", "").endswith("G0"):
-                self.device.compile(build, request.candidate.read_text())
+            build, expected = find_build(request.original), archive.settings.get("expect", "")
+            texts = [request.original, request.candidate] if expected and not expected.endswith(" G0") else []
+            for path in texts:
+                self.device.compile(build, path.read_text())
 
     def evidence(self, archive: Archive, tune: Callable[[JudgeOptions], JudgeOptions] = lambda o: o) -> dict[str, Any]:
         """The evidence object, or `{"error": sentence}` where nothing could be judged."""
@@ -186,5 +186,7 @@ def check_accepted(evidence: dict[str, Any], settings: dict[str, str], emulated:
         assert any("same instructions" in gate["detail"] for gate in evidence["gates"])
     else:
         assert evidence["timing"]["ratio"] > 0
+    if settings.get("never_faster"):
+        assert not evidence["faster"]
     if settings.get("fewer_sectors") and emulated:
         assert evidence["traffic"]["sectors_after"] < 0.5 * evidence["traffic"]["sectors_before"]

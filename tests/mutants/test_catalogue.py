@@ -23,6 +23,8 @@ out-of-bounds read · out-of-bounds write · uninitialised shared memory
 missing __syncthreads · missing __syncwarp, wrong shuffle mask · atomics replaced by plain stores
 not as deterministic as the original · original not deterministic, candidate picks one
 right in the captured launches, wrong in the program
+slower clocks for one side · 1 % better in one lucky run · time below the bandwidth floor
+faster at one shape, slower at the others
 """
 LINES = [line.strip() for row in CATALOGUE.strip().splitlines() for line in row.split(" · ")]
 
@@ -45,4 +47,4 @@ def test_every_archive_says_why_it_matters() -> None:
         why = archive.comment.partition("\n\n")[0]
         assert why.endswith("."), archive.path.name
         assert len(why) > 25, archive.path.name
-        assert archive.settings.get("expect") or archive.settings.get("expect_gpu"), archive.path.name
+        assert any(key.startswith("expect") for key in archive.settings), archive.path.name
