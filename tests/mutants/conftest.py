@@ -12,7 +12,7 @@ import pytest
 def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[judged.Bench]:
     bench = judged.open_bench("emulator", tmp_path_factory.mktemp("emulator"))
     mine = [item for item in request.session.items if "emulator" in getattr(item, "fixturenames", ())]
-    coming = [item.callspec.params["archive"] for item in mine if hasattr(item, "callspec")]  # type: ignore[attr-defined]
+    coming = [item.callspec.params.get("archive") for item in mine if hasattr(item, "callspec")]
     with bench.device:
         ahead = bench.prepare_ahead([archive for archive in coming if archive is not None])
         yield bench
