@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import judged
-from simulated import WEATHERS, SimulatedDevice
 
 from archive import Archive
 from cuda_agent.judge import JudgeOptions, to_json
 from cuda_agent.model import Binary, Build, Facts
 from cuda_agent.verify import verify
 from cuda_agent.workload import bundle
+from simulated import WEATHERS, SimulatedDevice
 
 PRELUDE = """
 def number(raw): return int.from_bytes(raw, "little")

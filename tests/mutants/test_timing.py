@@ -10,15 +10,14 @@ from typing import Any
 
 import judged
 import pytest
+import simulation
 
 from archive import Archive
 from cuda_agent import verify as verification
-from cuda_agent.judge import verdict
+from cuda_agent.judge import floor, verdict
 from cuda_agent.judge.gates import GATES
 from cuda_agent.model import Binary, Candidate
 
-simulation = pytest.importorskip("simulation", reason="there is no simulated GPU yet", exc_type=ImportError)
-floor = pytest.importorskip("cuda_agent.judge.floor")
 SIMULATED = judged.having("expect_simulated")
 TRICKS = [archive for archive in SIMULATED if "gate" in archive.settings]
 

@@ -159,6 +159,38 @@ def test_traffic_and_written_ranges(case: Case) -> None:
     assert "6" in traced["traffic"]["by_line"]
 
 
+def compare(dtype: str = "f32", **more: Any) -> dict[str, Any]:
+    return {"op": "compare", "a": "a", "b": "b", "buffers": [{"buffer": 1, "dtype": dtype, **more}]}
+
+
+def test_a_wrong_element_has_its_writer(case: Case) -> None:
+    *_, compared = case.run(
+        case.launch("a", "scale"),
+        case.launch("b", "reverse", block=[N, 1, 1], shared=4 * N, trace=True),
+        compare(tolerance={"abs": 200.0}),
+        binary="traced",
+    )
+    row = compared["buffers"][0]
+    assert row["first"] == {"index": 75, "expected": 225.0, "got": 24.0}  # 3 i - (99 - i) > 200 from here on
+    assert row["writer"] == {"thread": [75, 0, 0], "block": [0, 0, 0], "line": 16}
+
+
+def test_an_element_that_nobody_wrote_has_no_writer(case: Case) -> None:
+    few = case.launch("b", "scale", grid=[1, 1, 1], block=[32, 1, 1], trace=True)
+    *_, compared = case.run(case.launch("a", "scale"), few, compare(), binary="traced")
+    row = compared["buffers"][0]
+    assert row["first"]["index"] == 32
+    assert row["writer"] is None
+
+
+def test_writers_are_known_of_the_last_launch_only(case: Case) -> None:
+    steps = [case.launch("b", "reverse", block=[N, 1, 1], shared=4 * N, trace=True), case.launch("a", "scale")]
+    *_, compared = case.run(*steps, compare(), binary="traced")
+    assert compared["buffers"][0]["writer"] is None
+    *_, compared = case.run(steps[1], case.launch("b", "reverse", block=[N, 1, 1], shared=4 * N), compare())
+    assert "writer" not in compared["buffers"][0]
+
+
 def test_limits_of_the_chosen_gpu(case: Case) -> None:
     refused = case.run(
         case.launch("a", "reverse", shared=200 << 10),

@@ -3,6 +3,7 @@ let pass."""
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from cuda_agent import judge
 from cuda_agent.device.client import Device
 from cuda_agent.errors import Cancelled
 from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge.baseline import plain_number
+from cuda_agent.judge.case import sha256
 from cuda_agent.judge.gates.g09_timing_is_fair import unfair
 from cuda_agent.judge.timing import LaunchTime
 from cuda_agent.model import LaunchMap, Timing, Verdict, Workload
@@ -98,6 +101,10 @@ WRONG = {
     "writes an input": ("b[:] = 2 * a + 1\na[3] = 0", "G3"),
     "a NaN": ("b[:] = 2 * a + 1\nb[5] = numpy.nan", "G3"),
     "reads what was in the output": ("b[:] = numpy.where(numpy.isnan(b), 2 * a + 1, b)", "G3"),
+    "works only where it sees poison": (
+        "b[:] = numpy.where(numpy.isnan(b) | (abs(b) > 1e29), 2 * a + 1, b)",
+        "G3",
+    ),
     "crash": ("ctypes.string_at(8)", "G3"),
     "illegal address": ("raise DeviceFault('CUDA_ERROR_ILLEGAL_ADDRESS')", "G3"),
     "refused launch": ("raise StepFailed('the launch was refused')", "G3"),
@@ -137,6 +144,14 @@ def test_the_wrong_element_is_named(device: Device, tmp_path: Path) -> None:
     expected = 2 * VALUES[17] + 1
     assert f"b[17]: expected {expected:.9g}, got 5 (1 of 64 elements differ" in gate(verdict, "G3").detail
     assert verdict.numeric is None  # what is wrong is not "reassociated"
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("f32", "<f"), ("f64", "<d"), ("f16", "<e")])
+def test_the_plain_poison_is_an_ordinary_number_of_the_text(dtype: Any, code: str) -> None:
+    numbers = {struct.unpack(code, bytes.fromhex(plain_number(dtype, sha256(str(text)))))[0] for text in range(100)}
+    assert len(numbers) > 90
+    assert all(0.5 <= abs(number) < 2 for number in numbers)
+    assert min(numbers) < 0 < max(numbers)
 
 
 def test_an_unwritten_element_shows_its_poison(device: Device, tmp_path: Path) -> None:
