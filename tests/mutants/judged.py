@@ -2,10 +2,11 @@
 
 An archive holds `original.cu` and either `kernel.cu`, which takes the place of the kernel's definition there, or
 `candidate.cu`, the whole file; any other file lies beside them. Its first paragraph says why it matters. Settings:
-`kernel`, `args`, `timeout`, `in_program: yes`; `expect` (emulator) and `expect_gpu`: the
-exit code and the gates that may stop it, or `error` where there is no verdict; `says`: a regular expression on the
-gate's sentence; `catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it; `rule`: the rewrite rule
-that a control stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the simulated GPU: `simulation.py`.
+`kernel`, `args`, `timeout`, `in_program: yes`; `expect` (emulator) and `expect_gpu`: the exit code and the gates that
+may stop it, or `error` where there is no verdict; `says`: a regular expression on the gate's sentence,
+`says_emulator` one for the emulator only; `catalogue`: its line of the catalogue; `alone: yes`: no other gate sees
+it; `rule`: the rewrite rule that a control stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the
+simulated GPU: `simulation.py`.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ def check(archive: Archive, expected: str, bench: Bench) -> None:
     assert exit_code(evidence) == int(wanted), told
     assert gate in gates.split("|"), told
     assert re.search(settings.get("says", ""), sentence), sentence
+    if bench.device.info.kind == "emulator":
+        assert re.search(settings.get("says_emulator", ""), sentence), sentence
     if exit_code(evidence) == 0:
         check_accepted(evidence, settings, bench.device.info.kind == "emulator")
 

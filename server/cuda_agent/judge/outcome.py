@@ -236,7 +236,8 @@ def place(finding: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def sentence(case: Case, index: int, finding: Mapping[str, Any]) -> str:
-    """One finding in words: kind, line, buffer by name, and the checker's own text."""
+    """One finding in words: kind, line, buffer by name, the checker's own text, and whose access it was."""
     line = f" at line {finding['line']}" if finding.get("line") else ""
     buffer = f" ({buffer_name(case, index, finding['buffer'])})" if finding.get("buffer") is not None else ""
-    return f"{finding['kind']}{line}{buffer}: {finding.get('text') or 'no detail'}"
+    who = f" (thread {tuple(finding['thread'])} of block {tuple(finding['block'])})" if finding.get("thread") else ""
+    return f"{finding['kind']}{line}{buffer}: {finding.get('text') or 'no detail'}{who}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, failed, not_run, passed
 from cuda_agent.judge.timing import LaunchTime
 from cuda_agent.model import GateResult
+from cuda_agent.judge.baseline import buffer_name
+from cuda_agent.judge.numeric import show
+from collections.abc import Mapping
 
 WARM = 0.1  # relative difference of the cold and the warm ratio that is worth a word
 
@@ -38,19 +42,24 @@ class TimingIsReal:
                 return not_run(self, f"no timed output of {launch.shape} was checked", undecided=True)
             if not found["within"]:
                 failures = found["failures"]
-                side = "candidate" if any(f["side"] == "b" for f in failures) else "original"
-                first = failures[0]
-                sentence = (
-                    f"the {side}'s output of timed sample {first['iteration']} on {launch.shape} is wrong "
-                    f"({first['differing']:,} elements of buffer {first['buffer']} differ)"
-                )
-                return failed(self, sentence) if side == "candidate" else not_run(self, sentence, undecided=True)
+                bad = next((f for f in failures if f["side"] == "b"), failures[0])
+                sentence = f"of timed sample {bad['iteration']} on {launch.shape} {_wrong(case, launch, bad)}"
+                if bad["side"] == "b":
+                    return failed(self, f"the candidate's output {sentence}")
+                return not_run(self, f"the original's output {sentence}", undecided=True)
             if not launch.raw.get("cold") or launch.raw.get("sets", 0) < 2:
                 return not_run(self, f"{launch.shape} was timed on warm or single buffers", undecided=True)
             checked += int(found["count"])
         sets = min(int(launch.raw["sets"]) for launch in times.launches)
         words = f"cold L2, {sets} or more buffer sets in turn, the outputs of {checked} timed samples are right"
         return passed(self, words + warm_words(times.launches))
+
+
+def _wrong(case: Case, launch: LaunchTime, row: Mapping[str, Any]) -> str:
+    """The first wrong element of a timed sample, in words."""
+    name, first = buffer_name(case, launch.index, row["buffer"]), row.get("first")
+    where = f"{name}[{first['index']}]: expected {show(first['expected'])}, got {show(first['got'])}" if first else name
+    return f"is wrong: {where} ({row['differing']:,} elements differ)"
 
 
 def warm_words(launches: tuple[LaunchTime, ...]) -> str:
