@@ -15,8 +15,8 @@ from cuda_agent.device import jobs
 from cuda_agent.errors import WorkerDied, WorkloadError
 from cuda_agent.judge import numeric
 from cuda_agent.judge.digest import sha256
-from cuda_agent.workload.elements import SIZES, ElementType
 from cuda_agent.model import Buffer
+from cuda_agent.workload.elements import SIZES, ElementType
 
 if TYPE_CHECKING:
     from cuda_agent.device import Device

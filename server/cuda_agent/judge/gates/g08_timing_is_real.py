@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from cuda_agent.judge.baseline import buffer_name
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, failed, not_run, passed
+from cuda_agent.judge.numeric import show
 from cuda_agent.judge.timing import LaunchTime
 from cuda_agent.model import GateResult
-from cuda_agent.judge.baseline import buffer_name
-from cuda_agent.judge.numeric import show
-from collections.abc import Mapping
 
 WARM = 0.1  # relative difference of the cold and the warm ratio that is worth a word
 
