@@ -17,7 +17,7 @@ from cuda_agent.device.client import Device
 from cuda_agent.errors import Cancelled
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.baseline import plain_number
-from cuda_agent.judge.case import sha256
+from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.gates.g09_timing_is_fair import unfair
 from cuda_agent.judge.timing import LaunchTime
 from cuda_agent.model import LaunchMap, Timing, Verdict, Workload
