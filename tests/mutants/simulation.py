@@ -16,6 +16,7 @@ from typing import Any
 import judged
 
 from archive import Archive
+from cuda_agent.errors import CompileError
 from cuda_agent.judge import JudgeOptions, to_json
 from cuda_agent.model import Binary, Build, Facts
 from cuda_agent.verify import verify
@@ -49,6 +50,8 @@ def evidence(
     }
 
     def compile_(build: Build, text: str) -> Binary:
+        if text not in twins:  # another version of the text, in float64 for one
+            raise CompileError("there is no twin of this text", "")
         code = f"{PRELUDE}\n{twins[text]}\n{mangled} = {settings['kernel']}\n".encode()
         digest = hashlib.sha256(code).hexdigest()
         facts = Facts(mangled, found.launches[0].demangled, "sm_90", 32, 0, 0, 0, 0, 0, 0, digest, 10)
