@@ -70,6 +70,7 @@ def quick(
         poisons=1,
         floor_of_day=True,
         mutants=0,
+        shadow="wide",  # the full judgement of the winner asks the shadow about every difference
     )
     case = _case(device, build, workload, original, candidate, short, cancelled, module)
     results = _ask(case, GATES, on_event, quick=True)
