@@ -107,7 +107,12 @@ try {
   await step("the lens stands above the kernel", () => lens("Optimise").waitFor({ timeout: 60_000 }));
   await picture(page, "lens");
   await step("optimising on the emulator ends with a proposal", async () => {
-    await lens("Optimise").click();
+    // A lens that is being redrawn swallows the click.
+    const begun = lens("Cancel").or(lens("Accept")).first();
+    for (let tries = 0; tries < 5 && !(await begun.isVisible()); tries++) {
+      await lens("Optimise").click();
+      await begun.waitFor({ timeout: 15_000 }).catch(() => {});
+    }
     await lens("Accept").waitFor({ timeout: 240_000 });
   });
   await picture(page, "proposal");
