@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from cuda_agent.errors import NoInputs
 from cuda_agent.judge import launch_text
@@ -21,6 +22,7 @@ from cuda_agent.source.tree import identifiers
 from cuda_agent.toolchain import names
 from cuda_agent.workload import bundle, elements, layout, reach
 
+_SLACK = 64  # bytes
 _PLACE = 256  # a buffer is cut at a multiple of this, so that pointers keep their alignment
 
 
@@ -82,12 +84,24 @@ class Extents:
         if unknown and any(value > self.scalars[name].value for name, value in values.items()):
             raise Refused(next(iter(unknown.values())))
         needs = {b: Need(0, buffer.size) for b, buffer in enumerate(launch.buffers)}
-        needs |= self._needs(launch, found, unknown)
+        reached = self._needs(launch, found, unknown)
+        needs |= {b: Need(need.start, need.end + self._slack.get(b, 0)) for b, need in reached.items()}
         total = sum(need.end - need.start for need in needs.values())
         if total > most:
             why = f" ({next(iter(unknown.values()))})" if unknown else ""
             raise Refused(f"its buffers would have {total >> 20:,} MiB{why}")
         return self._cut(launch, needs, held)
+
+    @cached_property
+    def _slack(self) -> dict[int, int]:
+        """Bytes that a recorded buffer has beyond the original's reach, where they are few: the corner of a stencil's
+        border, say, which a rewrite that loads whole tiles may read as the program's own allocation allows."""
+        try:
+            recorded = self._needs(self.launch, *self.reached(self.launch, {}))
+        except Refused:
+            return {}
+        rest = {b: self.launch.buffers[b].size - need.end for b, need in recorded.items()}
+        return {b: size for b, size in rest.items() if 0 < size <= _SLACK}
 
     def _needs(
         self, launch: Launch, found: Mapping[str, reach.Interval], unknown: Mapping[str, str]
