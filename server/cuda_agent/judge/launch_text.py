@@ -20,9 +20,8 @@ from tree_sitter import Node
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite, Span
 from cuda_agent.source.declared import constructed, declared, expression, kind_of, version
-from cuda_agent.source.documents import decode
 from cuda_agent.source.symbols import Module
-from cuda_agent.source.tree import arguments, strip_parens, walk
+from cuda_agent.source.tree import arguments, masked, strip_parens, walk
 from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
 
@@ -75,7 +74,7 @@ def _operands(texts: Iterable[str]) -> set[str]:
     for text in texts:
         for node in walk(expression(text), "binary_expression"):
             sides = (strip_parens(_field(node, side)) for side in ("left", "right"))
-            found |= {_text(side) for side in sides if side.type == "identifier"}
+            found |= {masked(side) for side in sides if side.type == "identifier"}
     return found
 
 
@@ -84,11 +83,12 @@ class _NotInteger(Exception):
 
 
 class _Names:
-    """The declarations of one text, looked up once for all draws."""
+    """The declarations and expressions of one text, looked up once for all draws."""
 
     def __init__(self, module: Module) -> None:
         self.declared = cache(partial(declared, module))
         self.version = cache(partial(version, module))
+        self.expression = cache(expression)
 
 
 class _Reader:
@@ -101,8 +101,9 @@ class _Reader:
 
     def shape(self) -> Shape:
         at, site = self.site.span.start, self.site
-        shared = self.whole(expression(site.shared), at) if site.shared else 0
-        return Shape(self.dims(expression(site.grid), at), self.dims(expression(site.block), at), shared)
+        read = self.names.expression
+        shared = self.whole(read(site.shared), at) if site.shared else 0
+        return Shape(self.dims(read(site.grid), at), self.dims(read(site.block), at), shared)
 
     # ------------------------------------------------------------ extents
 
@@ -127,7 +128,7 @@ class _Reader:
         return self.whole(node, at), 1, 1
 
     def _named_dims(self, node: Node, at: int) -> Dim3:
-        name, found = _text(node), self.names.declared(_text(node), at)
+        name, found = masked(node), self.names.declared(masked(node), at)
         if found.kind == "integer" or name in self.scalars:
             return self.whole(node, at), 1, 1
         if found.value is None or name in self._open:
@@ -151,27 +152,29 @@ class _Reader:
         node = strip_parens(node)
         match node.type:
             case "number_literal":
-                return _literal(_text(node))
+                return _literal(masked(node))
             case "identifier":
                 return self._variable(node, at)
             case "binary_expression":
                 left, right = (_field(node, side) for side in ("left", "right"))
-                return _binary(_text(_field(node, "operator")), self.integer(left, at), lambda: self.integer(right, at))
+                return _binary(
+                    masked(_field(node, "operator")), self.integer(left, at), lambda: self.integer(right, at)
+                )
             case "unary_expression":
                 value = self.integer(_field(node, "argument"), at)
-                return {"-": -value, "+": value, "!": int(not value), "~": ~value}[_text(_field(node, "operator"))]
+                return {"-": -value, "+": value, "!": int(not value), "~": ~value}[masked(_field(node, "operator"))]
             case "conditional_expression":
                 return self.integer(self._chosen(node, at), at)
             case "cast_expression":
-                return self._cast(_text(_field(node, "type")), _field(node, "value"), at)
+                return self._cast(masked(_field(node, "type")), _field(node, "value"), at)
             case "field_expression" if _component(node):
-                return self.dims(_field(node, "argument"), at)["xyz".index(_text(_field(node, "field")))]
+                return self.dims(_field(node, "argument"), at)["xyz".index(masked(_field(node, "field")))]
             case "call_expression":
                 return self._call(node, at)
         return self.unknown(node, at)
 
     def _variable(self, node: Node, at: int) -> int:
-        name, found = _text(node), self.names.declared(_text(node), at)
+        name, found = masked(node), self.names.declared(masked(node), at)
         if found.kind == "float":
             raise _NotInteger
         if found.value is None or found.kind == "dim3" or name in self._open:
@@ -185,7 +188,7 @@ class _Reader:
         return self.whole(value, at)
 
     def _call(self, node: Node, at: int) -> int:
-        name, args = _text(_field(node, "function")), arguments(node)
+        name, args = masked(_field(node, "function")), arguments(node)
         plain = name.removeprefix("std::").partition("<")[0].strip()
         if plain in ("min", "max") and len(args) == 2:
             return (min if plain == "min" else max)(self.integer(one, at) for one in args)
@@ -201,9 +204,9 @@ class _Reader:
 
     def unknown(self, node: Node, at: int, suffix: str = "") -> int:
         """A number that depends on the text, on the values of the variables in it and on the draw."""
-        key = ["".join(_text(node).split()) + suffix]
+        key = ["".join(masked(node).split()) + suffix]
         if node.type == "identifier":
-            key.append(self.names.version(_text(node), at, self.site.span.start))
+            key.append(self.names.version(masked(node), at, self.site.span.start))
         else:
             called = {_field(call, "function") for call in walk(node, "call_expression")}
             key += [self._inside(one, at) for one in walk(node, "identifier") if one not in called]
@@ -219,7 +222,7 @@ class _Reader:
         try:
             return str(self.integer(node, at))
         except _NotInteger:
-            return _text(node)
+            return masked(node)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[None]:
@@ -242,11 +245,11 @@ class _Known(_Reader):
         self.known = known
 
     def integer(self, node: Node, at: int) -> int:
-        known = self.known.get("".join(_text(node).split()))
+        known = self.known.get("".join(masked(node).split()))
         return known if known is not None else super().integer(node, at)
 
     def unknown(self, node: Node, at: int, suffix: str = "") -> int:
-        known = self.known.get("".join(_text(node).split()))
+        known = self.known.get("".join(masked(node).split()))
         if known is None or suffix:
             raise _Unreadable
         return known
@@ -271,7 +274,7 @@ def constant(module: Module, name: str, at: int) -> int | None:
 
 
 def _component(node: Node) -> bool:
-    return node.type == "field_expression" and _text(_field(node, "field")) in ("x", "y", "z")
+    return node.type == "field_expression" and masked(_field(node, "field")) in ("x", "y", "z")
 
 
 def _literal(text: str) -> int:
@@ -320,7 +323,3 @@ def _field(node: Node, name: str) -> Node:
     if found is None:
         raise _NotInteger
     return found
-
-
-def _text(node: Node) -> str:
-    return decode(node.text or b"")

@@ -20,10 +20,10 @@ from functools import cached_property
 
 from tree_sitter import Node
 
-from ..model import Kernel
-from ..source import tree
-from ..source.documents import decode
-from ..source.symbols import Module
+from cuda_agent.model import Kernel
+from cuda_agent.source import tree
+from cuda_agent.source.documents import decode
+from cuda_agent.source.symbols import Module
 
 NUMBER = "cuda_agent_mutant"  # the device variable: which mutant runs, 0 for none
 EXTENTS = "cuda_agent_extents"  # bytes before and after where each parameter points: long long [2 * PARAMETERS]

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .. import cache
-from ..device import jobs
-from ..errors import CompileError, Unsupported, WorkerDied
-from ..model import Binary, Dim3
-from . import numeric, shadow
-from .baseline import buffer_name, dtypes, mask, need, poison_of
-from .digest import sha256
-from .mutants import EXTENTS, NUMBER, PARAMETERS, Mutant, Schema
-from .shadow_kernel import changed_inits
+from cuda_agent import cache
+from cuda_agent.device import jobs
+from cuda_agent.errors import CompileError, Unsupported, WorkerDied
+from cuda_agent.judge import numeric, shadow
+from cuda_agent.judge.baseline import buffer_name, dtypes, mask, need, poison_of
+from cuda_agent.judge.digest import sha256
+from cuda_agent.judge.mutants import EXTENTS, NUMBER, PARAMETERS, Mutant, Schema
+from cuda_agent.judge.shadow_kernel import changed_inits
+from cuda_agent.model import Binary, Dim3
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from .case import Case
+    from cuda_agent.device import Device
+    from cuda_agent.judge.case import Case
 
 MODULE = "mutants"  # its name in a job
 OTHER_VALUES = (1, 2)  # seeds of the made inputs, of the launch with the least memory and of the next one

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..device import jobs
-from ..errors import DeviceError, WorkerDied
-from . import numeric
-from .baseline import dtypes, mask, poison_of
-from .digest import sha256
-from .shadow_kernel import SHADOW, NoShadow, binary, changed_inits, launch_step
+from cuda_agent.device import jobs
+from cuda_agent.errors import DeviceError, WorkerDied
+from cuda_agent.judge import numeric
+from cuda_agent.judge.baseline import dtypes, mask, poison_of
+from cuda_agent.judge.digest import sha256
+from cuda_agent.judge.shadow_kernel import SHADOW, NoShadow, binary, changed_inits, launch_step, remembered
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from .case import Case, Results
+    from cuda_agent.device import Device
+    from cuda_agent.judge.case import Case, Results
 
 __all__ = ["NoShadow", "arguable", "compare", "unusual"]
 
@@ -90,15 +90,7 @@ def _own_error(case: Case, index: int, change: Mapping[str, Any]) -> _Own:
     known = _kept.setdefault(case.device, {})
     original = (sha256(case.original), case.original_binary.sha256, str(case.workload.root))
     key = (*original, case.launches[index], index, *sorted(change.items()))
-    if key not in known:
-        try:
-            known[key] = _measure(case, index, change)
-        except NoShadow as reason:
-            known[key] = reason
-    found = known[key]
-    if isinstance(found, NoShadow):
-        raise found
-    return found
+    return remembered(known, key, lambda: _measure(case, index, change))
 
 
 def _measure(case: Case, index: int, change: Mapping[str, Any]) -> _Own:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..device import jobs
-from ..errors import CompileError, SourceError, ToolchainError, Unsupported
-from ..model import Arg, Binary, Launch, Pointer
-from ..toolchain import names
-from ..toolchain.slice import slice_kernels, with_headers
-from ..workload.elements import SIZES, element_of, plain
-from .baseline import PATTERNS, dtypes, poison_of
-from .digest import sha256
-from .edit_tokens import select
-from .widen import refusal, widen
+from cuda_agent.device import jobs
+from cuda_agent.errors import CompileError, SourceError, ToolchainError, Unsupported
+from cuda_agent.judge.baseline import PATTERNS, dtypes, poison_of
+from cuda_agent.judge.digest import sha256
+from cuda_agent.judge.edit_tokens import select
+from cuda_agent.judge.widen import refusal, widen
+from cuda_agent.model import Arg, Binary, Launch, Pointer
+from cuda_agent.toolchain import names
+from cuda_agent.toolchain.slice import slice_kernels, with_headers
+from cuda_agent.workload.elements import SIZES, element_of, plain
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from .case import Case
+    from cuda_agent.device import Device
+    from cuda_agent.judge.case import Case
 
+K = TypeVar("K")
+T = TypeVar("T")
 SHADOW = "shadow"  # the module's name in a job, and the run's
 _SCALARS = frozenset(("f64", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"))  # what keeps its type
 
@@ -41,9 +43,14 @@ def binary(case: Case) -> Binary:
     """The original's text in float64, compiled like the original. Raises NoShadow."""
     known = _kept.setdefault(case.device, {})
     key = sha256(f"{case.build}\0{case.kernel.qualified_name}\0{case.original}")
+    return remembered(known, key, lambda: _compile(case))
+
+
+def remembered(known: dict[K, T | NoShadow], key: K, make: Callable[[], T]) -> T:
+    """What `make` gave for the key, made once. Raises the NoShadow that it raised then."""
     if key not in known:
         try:
-            known[key] = _compile(case)
+            known[key] = make()
         except NoShadow as reason:
             known[key] = reason
     found = known[key]

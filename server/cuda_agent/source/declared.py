@@ -17,6 +17,7 @@ from cuda_agent.source.tree import (
     ancestors,
     callee,
     enclosing,
+    masked,
     name_of,
     operator,
     strip_parens,
@@ -54,7 +55,7 @@ def declared(module: Module, name: str, at: int) -> Declared:
     if not visible:
         return Declared("unknown", None, at)
     scope, node = max(visible, key=lambda pair: (pair[0].start_byte, pair[1].start_byte))
-    kind = kind_of(_text(node.child_by_field_name("type")))
+    kind = kind_of(masked(node.child_by_field_name("type")))
     alone = sum(other == scope for other, _ in visible) == 1
     if node.type != "declaration" or not alone or (not _constant(node) and _changes(module, name, scope)):
         return Declared(kind, None, at)
@@ -64,7 +65,7 @@ def declared(module: Module, name: str, at: int) -> Declared:
 
 def _constant(declaration: Node) -> bool:
     return any(
-        _text(child) in ("const", "constexpr") for child in declaration.children if child.type == "type_qualifier"
+        masked(child) in ("const", "constexpr") for child in declaration.children if child.type == "type_qualifier"
     )
 
 
@@ -79,7 +80,7 @@ def _written(use: Node, name: str) -> bool:
     if above is None:
         return False
     if above.type == "pointer_expression":
-        return _text(above).startswith("&")
+        return masked(above).startswith("&")
     if above.type == "binary_expression" and above.child_by_field_name("right") == use and operator(above) == ">>":
         return True
     if above.type == "argument_list" and above.parent is not None and above.parent.type == "call_expression":
@@ -93,7 +94,7 @@ def _written(use: Node, name: str) -> bool:
 
 def _by_value(call: Node) -> bool:
     name = callee(call) or ""
-    return name in _BY_VALUE or name.startswith(("cuda", "static_cast")) or "<<<" in _text(call)
+    return name in _BY_VALUE or name.startswith(("cuda", "static_cast")) or "<<<" in masked(call)
 
 
 def _uses(module: Module, name: str, within: Span) -> Iterator[Node]:
@@ -138,7 +139,7 @@ def constructed(node: Node) -> list[Node] | None:
     if node.type not in parts:
         return None
     name, given = (node.child_by_field_name(part) for part in parts[node.type])
-    if _text(name) != "dim3" or given is None:
+    if masked(name) != "dim3" or given is None:
         return None
     return [one for one in given.named_children if one.type != "comment"]
 
@@ -186,7 +187,7 @@ def _macros(module: Module, name: str) -> list[str]:
 def _initialiser(module: Module, node: Node, name: str, kind: Kind) -> str | None:
     """The text of the value: `dim3 g(a, b)` and `dim3 g = {a, b}` give `dim3(a, b)` and `dim3{a, b}`."""
     one = next(d for d in node.children_by_field_name("declarator") if name_of(d) == name)
-    start = next(found.end_byte for found in walk(one, "identifier") if _text(found) == name)
+    start = next(found.end_byte for found in walk(one, "identifier") if masked(found) == name)
     rest = module.document.slice(Span(start, one.end_byte)).strip()
     if not rest:
         return "dim3(1, 1, 1)" if kind == "dim3" else None
@@ -196,7 +197,3 @@ def _initialiser(module: Module, node: Node, name: str, kind: Kind) -> str | Non
     if kind == "dim3":
         return f"dim3{rest}" if rest[:1] in "({" else rest
     return rest.strip("{}") if rest.startswith("{") else rest
-
-
-def _text(node: Node | None) -> str:
-    return decode(node.text or b"") if node is not None else ""

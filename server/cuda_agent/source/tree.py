@@ -1,6 +1,6 @@
 """Small questions to a syntax tree, for the analysis here and for the rewrite rules.
 
-A node's own `.text` is the masked text (see parse.py); `text(document, node)` gives what is written in the file.
+`masked(node)` is what the grammar saw (see parse.py); `text(document, node)` gives what is written in the file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ def span(node: Node) -> Span:
 def text(document: Document, node: Node) -> str:
     """The node as written in the file."""
     return decode(document.data[node.start_byte : node.end_byte])
+
+
+def masked(node: Node | None) -> str:
+    """The node's own text, where macros and other branches may be blank; "" of no node."""
+    return decode(node.text or b"") if node is not None else ""
 
 
 def walk(

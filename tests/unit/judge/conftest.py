@@ -20,9 +20,10 @@ import pytest
 
 import fake_driver
 from cuda_agent import cache
+from cuda_agent.device import open_device
 from cuda_agent.device.client import Device
 from cuda_agent.device.transports import PipeTransport, ProcessChannel
-from cuda_agent.errors import CompileError
+from cuda_agent.errors import CompileError, DeviceMissing, ToolMissing
 from cuda_agent.judge import floor
 from cuda_agent.model import Arg, Binary, Buffer, Build, Candidate, Facts, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
@@ -77,6 +78,16 @@ def floors_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(floor, "store", lambda: kept)
     yield
     kept.close()
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Device]:
+    try:
+        opened = open_device("emulator")
+    except (DeviceMissing, ToolMissing) as error:
+        pytest.skip(str(error))
+    with opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

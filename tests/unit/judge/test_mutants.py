@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from cuda_agent.device import Device, open_device
-from cuda_agent.errors import DeviceMissing, ToolMissing
+from cuda_agent.device import Device
 from cuda_agent.judge import mutation
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.mutants import Schema
@@ -90,16 +89,6 @@ def test_the_text_keeps_its_lines_and_everything_else() -> None:
 
 
 # ---------------------------------------------------------------- on the emulator
-
-
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Device]:
-    try:
-        opened = open_device("emulator")
-    except (DeviceMissing, ToolMissing) as error:
-        pytest.skip(str(error))
-    with opened:
-        yield opened
 
 
 ROWS, COLUMNS = 12, 16

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cuda_agent.device import Device, open_device
-from cuda_agent.errors import DeviceMissing, ToolMissing
+from cuda_agent.device import Device
 from cuda_agent.judge import numeric, shadow, shadow_kernel
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.options import JudgeOptions
@@ -161,16 +160,6 @@ template __global__ void k<float, 3>(const float *, float *, char, float, int, c
 """
 MANGLED = "_Z1kIfLi3EEvPKT_PS0_cfiPKi"
 COUNT = 256
-
-
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Device]:
-    try:
-        opened = open_device("emulator")
-    except (DeviceMissing, ToolMissing) as error:
-        pytest.skip(str(error))
-    with opened:
-        yield opened
 
 
 def case_of(device: Device, folder: Path, text: str, other: str, params: Sequence[bytes | int]) -> Case:
