@@ -49,9 +49,10 @@ def test_optimize_then_verify(source: Path, capsys: pytest.CaptureFixture[str]) 
     assert again["status"] == "verified"
     assert again["faster"]
     assert again["candidate"]["launch"] != {"grid": ["gx", "gy", "gz"], "block": ["bx", "by", "bz"], "shared": "shared"}
-    worse = ask(["verify", str(source), str(original), "--kernel", "softmax_rows", *GPU, *SIZES], capsys)
+    # Back again: one thread's serial sum of 1,024 terms is less exact than a warp's, which the float64 shadow sees.
+    worse = ask(["verify", str(source), str(original), "--kernel", "softmax_rows", *GPU, *SIZES], capsys, 1)
     assert not worse["faster"]
-    assert worse["timing"]["label"] == "SLOWER"
+    assert "float64 shadow" in next(gate["detail"] for gate in worse["gates"] if gate["status"] == "fail")
 
 
 def test_evidence_is_drawn_holds_and_becomes_a_test(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,9 +146,10 @@ def _clocks(samples: list[dict[str, Any]]) -> tuple[float, float] | None:
 
 
 def _unsteady(samples: list[dict[str, Any]]) -> int:
-    """Rounds whose samples were not all at one SM clock: the GPU was throttled, or woke up."""
-    rounds: dict[int, list[float]] = {}
+    """Rounds in which one side's samples were not all at one SM clock: the GPU was throttled, or woke up. (That the two
+    sides' clocks differ is told from their medians.)"""
+    clocks: dict[tuple[int, str], list[float]] = {}
     for sample in samples:
         if sample.get("clock_mhz"):
-            rounds.setdefault(sample["round"], []).append(sample["clock_mhz"])
-    return sum(max(clocks) > min(clocks) * (1 + CLOCK) for clocks in rounds.values())
+            clocks.setdefault((sample["round"], sample["side"]), []).append(sample["clock_mhz"])
+    return len({round_ for (round_, _), seen in clocks.items() if max(seen) > min(seen) * (1 + CLOCK)})

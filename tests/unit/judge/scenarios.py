@@ -47,6 +47,9 @@ SCENARIOS = {
     "slightly slower clocks for the original": Scenario(
         WORK + "return 100.0", WORK + "return 100.0, 100.0, 0.984", label="AMBIGUOUS"
     ),
+    "1.4 times faster at a clock that it drew down by 5 %": Scenario(
+        WORK + "return 70.0, 70.0, 0.95", faster=True, label="FASTER", words="not smaller than stated"
+    ),
     "quick only in a warm L2": Scenario(
         WORK + "return 100.0, 40.0", label="SAME", words="with a warm L2 it is 2.5"
     ),

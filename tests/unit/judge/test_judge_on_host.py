@@ -398,6 +398,9 @@ def times(**changes: Any) -> LaunchTime:
         (times(), None),
         (times(clocks=None, cycles=None), None),
         (times(clocks=(1980.0, 1700.0)), "SM clock was 1980 MHz for the original and 1700"),
+        (times(clocks=(1980.0, 1880.0), cycles=2.1), None),  # the faster one had the lower clock
+        (times(clocks=(1880.0, 1980.0), cycles=1.9), "SM clock was 1880 MHz for the original and 1980"),
+        (times(clocks=(1980.0, 1880.0), cycles=1.9), "2.000× in time but 1.900× in cycles"),
         (times(cycles=1.7), "2.000× in time but 1.700× in cycles"),
         (times(samples=16), "only 4 rounds"),
         (times(limits={"power cap": 20}), None),
