@@ -25,6 +25,7 @@ from cuda_agent.device.transports import Channel, PipeTransport, Transport
 from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
 from cuda_agent.model import Binary, Build
 
+TURN_S = 1800.0  # others may time long kernels on this GPU, one after another
 START_S = 120.0  # a first CUDA context, and cupy compiling its kernels for the first time, take many seconds
 REAP_S = 5.0
 # Ends that are the binary's doing. SIGKILL and SIGTERM from outside (a person, the kernel's out-of-memory killer) are
@@ -72,6 +73,11 @@ class Device:
                 self._ensure()
         assert self._info is not None
         return self._info
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's, empty before its worker first ran (and on the emulator)."""
+        return self._info.uuid if self._info is not None else ""
 
     @property
     def pid(self) -> int | None:
@@ -228,13 +234,17 @@ class _Conversation:
             )
         except protocol.StreamClosed:
             self._died({})
-        until = time.monotonic() + self.job.deadline_s
+        until, begun = time.monotonic() + TURN_S, False
         while True:
             frame = device._next(self.frames, until)
             if frame is None:
-                self._late()
+                if begun:
+                    self._late()
+                self._no_turn()
             header, payload = frame
-            if header["type"] == "at":
+            if header["type"] == "turn":
+                until, begun = time.monotonic() + self.job.deadline_s, True
+            elif header["type"] == "at":
                 self.step, self.module = header["step"], header["module"]
             elif header["type"] == "result":
                 self._result(header, payload)
@@ -272,6 +282,10 @@ class _Conversation:
         side = step.get("kernel") or step.get("run") or ""
         tag = f" of {self.job.tag}" if self.job.tag else ""
         return f"step {self.step} ({' '.join(x for x in (step['op'], side) if x)}){tag}"
+
+    def _no_turn(self) -> NoReturn:
+        self.device._end()
+        raise DeviceError(f"others have held {self.device.spec} for {TURN_S:.0f} s: look who uses it (nvidia-smi)")
 
     def _late(self) -> NoReturn:
         self.device._end()

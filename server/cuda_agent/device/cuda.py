@@ -154,4 +154,5 @@ def device_info(index: int) -> DeviceInfo:
         warp_size=read("warp_size"),
         driver=driver.version(),
         index=index,
+        uuid=driver.uuid(index),
     )

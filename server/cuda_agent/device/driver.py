@@ -107,6 +107,13 @@ def device_name(device: int) -> str:
     return buffer.value.decode()
 
 
+def uuid(device: int) -> str:
+    """32 hexadecimal digits: the same whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+    raw = (ctypes.c_ubyte * 16)()
+    call("cuDeviceGetUuid", raw, device)
+    return bytes(raw).hex()
+
+
 def total_memory(device: int) -> int:
     size = ctypes.c_size_t()
     call("cuDeviceTotalMem_v2", ctypes.byref(size), device)

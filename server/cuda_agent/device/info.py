@@ -33,6 +33,7 @@ class DeviceInfo:
     warp_size: int = 32
     driver: str = ""  # "13.0", empty on the emulator
     index: int = 0
+    uuid: str = ""  # empty where there is no GPU
 
     def peak_flops(self, kind: Literal["f32", "f64"]) -> float:
         """Floating-point operations a second without tensor cores: SMs x lanes x 2 (fused multiply-add) x clock."""

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from cuda_agent.device import protocol
 from cuda_agent.device.backend import Backend, DeviceFault
 from cuda_agent.device.interpreter import Interpreter
+from cuda_agent.device.turn import turn
 from cuda_agent.errors import DeviceError, DeviceMissing
 
 PR_SET_PDEATHSIG = 1
@@ -141,6 +142,12 @@ class Worker:
                 self.run(header["job"], header["steps"])
 
     def run(self, job: int, steps: Sequence[dict[str, Any]]) -> None:
+        with turn(self.backend.info.uuid, alone=any(step["op"] == "time" for step in steps)):
+            self.wire.send({"type": "turn"})
+            self._run(steps)
+        self.wire.send({"type": "done", "job": job})
+
+    def _run(self, steps: Sequence[dict[str, Any]]) -> None:
         try:
             for self.number, step in enumerate(steps):
                 self.module = None
@@ -154,7 +161,6 @@ class Worker:
             self.wire.send({"type": "dying", "step": self.number, "module": self.module, "error": str(fault)})
             sys.stderr.flush()
             os._exit(EXIT_FAULT)  # destructors would call into the broken context
-        self.wire.send({"type": "done", "job": job})
 
 
 def open_backend(device: str) -> Backend:

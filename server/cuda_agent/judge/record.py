@@ -105,7 +105,8 @@ def inputs(workload: Workload) -> str:
 
 def device_json(info: DeviceInfo) -> dict[str, Any]:
     peaks = {"peak_gflops_f32": info.peak_flops("f32") / 1e9, "peak_gflops_f64": info.peak_flops("f64") / 1e9}
-    return asdict(info) | peaks
+    told = {name: value for name, value in asdict(info).items() if name != "uuid"}  # evidence is shown to others
+    return told | peaks
 
 
 def _bundle(workload: Workload, launches: tuple[Launch, ...], project: Path) -> dict[str, Any]:

@@ -24,8 +24,9 @@ class TimingIsFair:
     candidate that is faster although its own clock was the lower one: within 10 %), in at least half of the rounds
     the clock must stand still, and the intervals in time and in cycles must meet as closely. NVML is asked after
     every round what holds the clocks down: heat or a power brake in more than a tenth of the rounds is not fair,
-    the power cap is named. A measurement that is not fair is made once more, then nothing is claimed. Memory clocks
-    and other users of the GPU are not seen, except as noise."""
+    the power cap is named. A measurement that is not fair is made once more, then nothing is claimed. Other processes
+    of this program wait while one times (`device/turn.py`); memory clocks and other users of the GPU are not seen,
+    except as noise."""
 
     id: ClassVar[str] = "G9"
     name: ClassVar[str] = "timing is fair"
