@@ -20,6 +20,7 @@ from cuda_agent.device.jobs import StepFailed
 from cuda_agent.device.kernels import CudaLaunch, CudaModule, guarded
 from cuda_agent.errors import DeviceMissing
 
+KEPT_BYTES = 64 << 20  # freed memory that stays with the worker between jobs: small jobs come many at a time
 MEMORY_SHARE = 0.8  # of the free memory at start: others use the GPU too
 
 
@@ -119,7 +120,9 @@ class CudaBackend:
         self._modules.clear()
         if self._clock is not None:
             self._clock.release()
-        self.xp.get_default_memory_pool().free_all_blocks()
+        pool = self.xp.get_default_memory_pool()
+        if pool.total_bytes() > KEPT_BYTES:
+            pool.free_all_blocks()
 
     @property
     def clock(self) -> Any:

@@ -77,6 +77,8 @@ class Interpreter:
         self._loaded: dict[str, Any] = {}  # binaries loaded in this job, by sha256
         self._pristine: dict[tuple[str, ...], Any] = {}
         self._pristine_bytes = 0
+        self._room: int | None = None  # for pristine bytes, asked once a job
+        self._constants: dict[object, Any] = {}  # small arrays that steps need again and again
 
     # ------------------------------------------------------------ jobs
 
@@ -89,6 +91,8 @@ class Interpreter:
         self._loaded.clear()
         self._pristine.clear()
         self._pristine_bytes = 0
+        self._room = None
+        self._constants.clear()
         self.backend.end_job()
 
     def warm_up(self) -> None:
@@ -100,7 +104,7 @@ class Interpreter:
         placed.whole[:8] = 0
         self.damage(run)
         mask = placed.data != self.initial(placed)
-        self._extent(0, (mask | mask) & mask)
+        self._extents([(mask | mask) & mask])
         other = self.place({**spec, "poison": [[0, 16, "00000100"]]}, 256, 0)
         bool((placed.data != other.data).any())
         for dtype in numeric.DTYPES:
@@ -190,7 +194,9 @@ class Interpreter:
 
     def _keep(self, key: tuple[str, ...], target: Any) -> None:
         """Remember initial bytes on the device while there is room."""
-        if self._pristine_bytes + target.size <= PRISTINE_SHARE * self.backend.free_memory():
+        if self._room is None:
+            self._room = int(PRISTINE_SHARE * self.backend.free_memory())
+        if self._pristine_bytes + target.size <= self._room:
             self._pristine[key] = kept = self.backend.alloc(int(target.size))
             kept[:] = target
             self._pristine_bytes += int(target.size)
@@ -202,10 +208,10 @@ class Interpreter:
         if target.size == 0:
             return
         turned = pattern[start % len(pattern) :] + pattern[: start % len(pattern)]
-        unit = self.xp.asarray(bytearray(turned), dtype=self.xp.uint8) if len(set(turned)) > 1 else None
-        if unit is None:
+        if len(set(turned)) == 1:
             target[:] = turned[0]
             return
+        unit = self._constant(turned, lambda: self.xp.asarray(bytearray(turned), dtype=self.xp.uint8))
         repeats = target.size // unit.size
         if repeats:
             target[: repeats * unit.size].reshape(repeats, unit.size)[:] = unit
@@ -220,6 +226,15 @@ class Interpreter:
         """`size` bytes of words 0xFFFC0101 | hash(i): NaN in every float type, negative as an int, each one different,
         and different for each `salt`: a kernel that copies beyond its arrays must not copy one canary onto an equal
         one."""
+        return self._constant((size, salt), lambda: self._make_canary(size, salt))
+
+    def _constant(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once a job."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def _make_canary(self, size: int, salt: int) -> Any:
         i = self.xp.arange(salt << 12, (salt << 12) + (size + 3) // 4, dtype=self.xp.uint32)
         words = (i * self.xp.uint32(2654435761) >> self.xp.uint32(14)) | self.xp.uint32(0xFFFC0101)
         return words.view(self.xp.uint8)[:size]
@@ -309,18 +324,31 @@ class Interpreter:
     def damage(self, run: Run) -> list[dict[str, Any]]:
         """Canary bytes that changed: `at` counts from the buffer's first byte (negative before it), `was` is what
         lies there."""
-        found = []
+        sides = []
         for number, placed in enumerate(run.buffers):
             end = placed.left + int(placed.data.size)
-            for side, start, stop in (("before", 0, placed.left), ("after", end, int(placed.whole.size))):
-                now = placed.whole[start:stop]
-                bad = self.xp.flatnonzero(now != self.canary(stop - start, placed.salt))
-                if bad.size:
-                    # nearest to the buffer: the last one before it, the first one after it
-                    at = int(bad[-1] if side == "before" else bad[0])
-                    was = self.backend.download(self.xp.array(now[at : at + 8])).hex()
-                    position = start + at - placed.left
-                    found.append({"buffer": number, "side": side, "at": position, "was": was, "bytes": int(bad.size)})
+            sides += [(number, "before", 0, placed.left), (number, "after", end, int(placed.whole.size))]
+        if not sides:
+            return []
+        # All at once: every look at the device's answer waits for the device.
+        now = self.xp.concatenate([run.buffers[number].whole[start:stop] for number, _, start, stop in sides])
+        sizes = tuple((stop - start, run.buffers[number].salt) for number, _, start, stop in sides)
+        whole = self._constant(sizes, lambda: self.xp.concatenate([self.canary(*one) for one in sizes]))
+        bad = now != whole
+        if not bool(bad.any()):
+            return []
+        found = []
+        base = 0
+        for number, side, start, stop in sides:
+            where = self.xp.flatnonzero(bad[base : base + stop - start])
+            base += stop - start
+            if where.size:
+                placed = run.buffers[number]
+                # nearest to the buffer: the last one before it, the first one after it
+                at = start + int(where[-1] if side == "before" else where[0])
+                was = self.backend.download(self.xp.array(placed.whole[at : min(at + 8, stop)])).hex()
+                position = at - placed.left
+                found.append({"buffer": number, "side": side, "at": position, "was": was, "bytes": int(where.size)})
         return found
 
     def _op_compare(self, step: Mapping[str, Any]) -> Reply:
@@ -398,12 +426,19 @@ class Interpreter:
             for other in self.runs.values():
                 other.masks.pop(name, None)
             run.masks[name] = masks
-        return Reply({"buffers": [self._extent(i, mask) for i, mask in enumerate(masks)]})
+        return Reply({"buffers": self._extents(masks)})
 
-    def _extent(self, number: int, mask: Any) -> dict[str, Any]:
-        where = self.xp.flatnonzero(mask)
-        extent = {"buffer": number, "bytes": int(where.size)}
-        return {**extent, "first": int(where[0]), "last": int(where[-1])} if where.size else extent
+    def _extents(self, masks: Sequence[Any]) -> list[dict[str, Any]]:
+        """How many bytes of each mask are true, the first and the last. Fetched together: every look at the device's
+        answer waits for the device."""
+        asked = [number for mask in masks if mask.size for number in (mask.sum(), mask.argmax(), mask[::-1].argmax())]
+        found = iter(self.xp.stack(asked).tolist() if asked else ())
+        extents = []
+        for number, mask in enumerate(masks):
+            count, first, behind = (next(found), next(found), next(found)) if mask.size else (0, 0, 0)
+            extent = {"buffer": number, "bytes": count}
+            extents.append({**extent, "first": first, "last": int(mask.size) - 1 - behind} if count else extent)
+        return extents
 
     def _op_hash(self, step: Mapping[str, Any]) -> Reply:
         run = self.run(step["run"])

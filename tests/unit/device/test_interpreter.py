@@ -236,3 +236,25 @@ def test_an_error_step_needs_float64_of_the_same_count(bench: Bench) -> None:
     answer = bench.do({"op": "error", "exact": "a", "runs": ["a"], "buffers": [{"buffer": 1, "dtype": "f32"}]})
     assert not answer["ok"]
     assert "bytes of f64" in answer["error"]
+
+
+def test_a_good_launch_is_looked_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shared GPU a step's cost is how often it waits for an answer, not what it computes."""
+    asked: list[str] = []
+
+    class Watched:
+        """numpy; `flatnonzero` waits for the device on a GPU, and so does `stack`, whose result is fetched."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("flatnonzero", "count_nonzero", "stack"):
+                asked.append(name)
+            return getattr(numpy, name)
+
+    monkeypatch.setattr(bench.interpreter, "xp", Watched())
+    bench.do(bench.program.launch("a"))
+    assert asked == []
+    assert [one["bytes"] for one in bench.do({"op": "changed", "run": "a"})["buffers"]] == [0, 20]
+    assert bench.do({"op": "compare", "a": "a", "b": "a", "buffers": [{"buffer": 1, "dtype": "f32"}]})["ok"]
+    assert asked == ["stack", "stack"]
+    bench.do(bench.program.launch("b", "one_beyond"))
+    assert asked.count("flatnonzero") == 4

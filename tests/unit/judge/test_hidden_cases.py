@@ -10,6 +10,7 @@ import pytest
 from cuda_agent import judge
 from cuda_agent.device.client import Device
 from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge.hidden import trials
 from cuda_agent.model import GateResult
 
 from .conftest import build, candidate, source, workload
@@ -61,7 +62,7 @@ def test_a_right_kernel_passes_and_says_what_was_tried(device: Device, tmp_path:
     ("machine", "says"),
     [
         ("m = n // 32 * 32\nb[:m] = 2 * a[:m] + 1", r"n = 33 (captured 64): b[32]: expected"),
-        ("b[:] = 2 * a + 1\nif n < 64: floats(y, 64)[n:] = 0", "writes out of bounds"),
+        ("b[:] = 2 * a + 1\nif 0 < n < 64: floats(y, 64)[n:] = 0", "writes out of bounds"),
         ("b[:] = 2 * a + 1\nif n == 31: b[30] = 7", "n = 31 (captured 64): b[30]: expected"),
         (
             "b[:] = 2 * a + 1\nif n == 0: floats(y, 1)[0] = 7",
@@ -195,6 +196,30 @@ def test_the_number_of_cases_has_an_end(device: Device, tmp_path: Path) -> None:
     assert gate.status == "pass"
     assert len(gate.data["tried"]) == 5
     assert set(left_out(gate).values()) == {"enough cases"}
+
+
+def test_a_few_cases_are_of_every_kind(device: Device, tmp_path: Path) -> None:
+    """What little time there is goes to all of them."""
+    options = JudgeOptions(rounds=2, slower_deadline=0.0, timing_budget_s=0.1, hidden_cases=3)
+    gate = g5(device, tmp_path, "b[:] = 2 * a + 1\nreturn 50.0", options=options)
+    assert gate.data["tried"] == [
+        "sizes as recorded <<<1, 64>>>, values: a few NaN",
+        "n = 33 (captured 64)",
+        "n = 0 (captured 64), more blocks than needed",
+    ]
+
+
+def test_what_would_take_too_long_is_passed_over(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dear values do not take the time of the cheap sizes behind them."""
+    monkeypatch.setattr(trials, "_expected", lambda case, trial: 1000.0 if trial.family else 0.0)
+    gate = g5(device, tmp_path, "b[:] = 2 * a + 1\nreturn 50.0")
+    assert gate.status == "pass"
+    assert not any("values" in name for name in gate.data["tried"])
+    why = left_out(gate)
+    assert set(why.values()) == {"no time was left for it"}
+    assert all("values" in name for name in why)
 
 
 def test_a_second_candidate_uses_what_the_original_did(device: Device, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cuda_agent.device import Device
 from cuda_agent.judge.case import Case
@@ -17,6 +19,7 @@ from cuda_agent.judge.hidden.extents import Extents, Refused, contents
 from cuda_agent.judge.hidden.integer_data import data_parameters
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, template_arguments, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
+from cuda_agent.judge.hidden.trial import KINDS, Kind, Trial, in_turn, interleaved
 from cuda_agent.model import Arg, Buffer, Build, Candidate, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.source.documents import Document
@@ -356,3 +359,43 @@ def test_what_a_captured_launch_shows(tmp_path: Path) -> None:
     made.workload = replace(made.workload, launches=(one, moved, same))
     assert [name for name, _ in pointers.offsets(made, one)][:1] == ["a offset by one element"]
     assert [name for name, _ in pointers.aliases(made, one, frozenset())] == ["a and b the same array"]
+
+
+# ---------------------------------------------------------------- order
+
+
+def trial(number: int, kind: Kind, index: int, threads: int) -> Trial:
+    one = Launch("", "", (threads, 1, 1), (1, 1, 1), 0, (), ())
+    return Trial(str(number), index, one, Shape(one.grid, one.block, 0), kind)
+
+
+@st.composite
+def trials(draw: st.DrawFn) -> list[Trial]:
+    parts = st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.sampled_from((1, 64, 1 << 20)))
+    return [trial(number, *part) for number, part in enumerate(draw(st.lists(parts, max_size=60)))]
+
+
+@given(trials())
+def test_any_prefix_covers_every_kind(given: list[Trial]) -> None:
+    order = interleaved(given)
+    assert sorted(order, key=lambda one: int(one.name)) == given
+    total = {kind: sum(one.kind == kind for one in given) for kind in KINDS}
+    for length in range(len(order) + 1):
+        for kind in KINDS:
+            found = sum(one.kind == kind for one in order[:length])
+            assert found >= min(total[kind], length // len(KINDS))
+
+
+@given(trials())
+def test_of_a_kind_cheap_ones_come_first_and_recorded_launches_take_turns(given: list[Trial]) -> None:
+    for kind in KINDS:
+        order = [one for one in interleaved(given) if one.kind == kind]
+        assert [one.cost > 1 << 17 for one in order] == sorted(one.cost > 1 << 17 for one in order)
+        if len({one.cost for one in order}) == 1:
+            counts = {
+                index: [one.name for one in given if (one.kind, one.index) == (kind, index)] for index in range(3)
+            }
+            turns = in_turn(*(counts[index] for index in dict.fromkeys(one.index for one in given if one.kind == kind)))
+            assert {one.name for one in order} == set(turns)
+            rank = {name: names.index(name) for names in counts.values() for name in names}
+            assert [rank[one.name] for one in order] == sorted(rank[one.name] for one in order)

@@ -2,5 +2,5 @@
 
 `scalars` finds the arguments that are sizes, `shapes` what each side's host code launches for other sizes, `extents`
 cuts or tiles the recorded buffers to what the kernel then reaches, `families` redraws float data, `plan` lists the
-cases, cheap first, and `trials` runs them: a case counts only if the original itself is clean on it.
+cases, `trial` puts them in turn, and `trials` runs them: a case counts only if the original itself is clean on it.
 """

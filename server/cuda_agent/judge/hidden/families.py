@@ -118,20 +118,21 @@ def _sprinkled(value: float) -> Draw:
     return draw
 
 
+# In the order in which they find most.
 FAMILIES: dict[str, Draw] = {
-    "normal": _normal,
-    "permuted": _permuted,
-    "sorted": _sorted,
-    "constant": _constant,
-    "heavy tail": _heavy,
-    "zeros": _zeros,
-    "ones": _ones,
-    "sorted downwards": _descending,
-    "negative zeros": _negative_zero,
-    "denormal": _denormal,
-    "huge": _huge,
     "a few NaN": _sprinkled(float("nan")),
+    "permuted": _permuted,
+    "heavy tail": _heavy,
+    "constant": _constant,
+    "sorted": _sorted,
+    "zeros": _zeros,
+    "negative zeros": _negative_zero,
+    "normal": _normal,
+    "sorted downwards": _descending,
     "a few infinities": _sprinkled(float("inf")),
+    "huge": _huge,
+    "ones": _ones,
+    "denormal": _denormal,
 }
 # What integers may become: the same ones in another order.
 ORDERS: dict[str, Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]] = {

@@ -1,4 +1,4 @@
-"""The list of hidden cases for one judgement, cheap first. Nothing runs here.
+"""The list of hidden cases for one judgement, in the order in which they are tried. Nothing runs here.
 
 Sizes vary one at a time, the others at a base: the recorded value where the launch is small, else a few blocks' worth.
 Every size is tried with the blocks that the program would launch and, where a guard makes that harmless, with more.
@@ -17,6 +17,7 @@ from cuda_agent.judge.hidden.integer_data import data_parameters
 from cuda_agent.judge.hidden.pointers import aliases, offsets
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
+from cuda_agent.judge.hidden.trial import Kind, LeftOut, Trial, in_turn, interleaved
 from cuda_agent.model import Buffer, Launch
 from cuda_agent.workload.elements import ElementType
 from cuda_agent.workload.launch_map import Shape
@@ -28,40 +29,10 @@ GROW_BYTES = 4 << 20  # of a recorded launch whose sizes are doubled; a larger o
 SURPLUS = 1  # blocks more than the sizes ask for
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One hidden case: a launch for the original, and the shape in which the candidate runs it."""
-
-    name: str
-    index: int  # of the recorded launch it comes from
-    launch: Launch
-    shape: Shape
-    family: str = ""  # "" for the recorded values
-    redrawn: tuple[tuple[int, ElementType], ...] = ()  # buffers that get values of the family, when its turn comes
-
-    @property
-    def cost(self) -> int:
-        return cost(self.launch)
-
-
-def cost(launch: Launch) -> int:
-    """Threads and bytes, for the order."""
-    shape = Shape(launch.grid, launch.block, 0)
-    return shape.threads * shape.blocks * 8 + sum(buffer.size for buffer in launch.buffers)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    name: str
-    why: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"case": self.name, "why": self.why}
-
-
 @dataclass(slots=True)
 class Plan:
     trials: list[Trial] = field(default_factory=list)
+    bases: list[Trial] = field(default_factory=list)  # every instantiation at its small sizes, with the recorded values
     instead: list[Trial] = field(default_factory=list)  # values at recorded sizes, if the base lets none be tried
     left_out: list[LeftOut] = field(default_factory=list)
     held: dict[str, bytes] = field(default_factory=dict)  # made-up blobs
@@ -78,7 +49,7 @@ def make(case: Case) -> Plan:
             smallest[launch.mangled] = index
     for index in smallest.values():
         _Maker(case, index, plan).make()
-    plan.trials.sort(key=lambda trial: trial.cost.bit_length() // 3)  # stable: within a class the order stands
+    plan.trials = interleaved(plan.trials)
     return plan
 
 
@@ -113,11 +84,15 @@ class _Maker:
         if base is None and self.base:
             self.base, base = {}, self._sized({})
         if base is not None:
+            self.plan.bases.append(base)
             self.plan.trials += self._values(base)
             if self.base and (recorded := self._trial(self._name({}), {}, self.shapes.captured)) is not None:
                 self.plan.instead += self._values(recorded)
         for values in self._size_cases():
             self._sized(values)
+        if base is not None:  # the plainest of all comes last
+            self.plan.trials.remove(base)
+            self.plan.trials.append(base)
         self._pointers()
 
     # ------------------------------------------------------------ sizes
@@ -179,7 +154,7 @@ class _Maker:
             more = [max(have, min(most[axis], have + SURPLUS)) for axis, have in enumerate(own.grid)]
             surplus = Shape((more[0], more[1], more[2]), own.block, own.shared)
             if surplus != own and min(more) > 0:
-                self._add(f"{name}, more blocks than needed", changed, surplus, surplus=True)
+                self._add(f"{name}, more blocks than needed", changed, surplus, kind="surplus")
         return made
 
     def _add(self, name: str, values: Mapping[str, int], shape: Shape, **how: Any) -> Trial | None:
@@ -196,7 +171,7 @@ class _Maker:
         values: Mapping[str, int],
         shape: Shape,
         *,
-        surplus: bool = False,
+        kind: Kind = "size",
         mapped: bool = False,
         pointed: Launch | None = None,
     ) -> Trial | None:
@@ -205,8 +180,8 @@ class _Maker:
         elif mapped:
             theirs = self.shapes.mapped(shape)
         else:
-            theirs = self.shapes.surplus(values, shape) if surplus else self.shapes.candidate(values, shape)
-        if theirs is None and surplus:
+            theirs = self.shapes.surplus(values, shape) if kind == "surplus" else self.shapes.candidate(values, shape)
+        if theirs is None and kind == "surplus":
             self._leave("more blocks than needed", "original and candidate are launched by different words")
             return None
         if theirs is None:
@@ -219,7 +194,7 @@ class _Maker:
         except Refused as error:
             self._leave(name, str(error))
             return None
-        return Trial(name, self.index, launch, theirs)
+        return Trial(name, self.index, launch, theirs, kind)
 
     def _leave(self, name: str, why: str) -> None:
         if (left := LeftOut(name, why)) not in self.plan.left_out:
@@ -239,12 +214,13 @@ class _Maker:
         values = self.base | {size.name: size.value - 1 for size in self.sizes if size.name not in self.base}
         shape = self.shapes.original(values) if values else self.shapes.captured
         poisoned = self.case.baseline(self.index).poisoned
-        for what, launch in (*offsets(self.case, self.launch), *aliases(self.case, self.launch, poisoned)):
+        aliased, moved = aliases(self.case, self.launch, poisoned), offsets(self.case, self.launch)
+        for what, launch in in_turn(aliased, moved):
             name = f"{what}, {self._name(values)}"
             if shape is None or min(shape.grid) < 1:
-                self._add(name, values, self.shapes.captured, mapped=True, pointed=launch)
+                self._add(name, values, self.shapes.captured, kind="pointer", mapped=True, pointed=launch)
             else:
-                self._add(name, values, shape, pointed=launch)
+                self._add(name, values, shape, kind="pointer", pointed=launch)
 
     # ------------------------------------------------------------ values
 
@@ -261,7 +237,7 @@ class _Maker:
             redrawn = (*floats, *(whole if family in ORDERS else ()))
             if redrawn:
                 name = f"{base.name}, values: {family}"
-                found.append(replace(base, name=name, family=family, redrawn=redrawn))
+                found.append(replace(base, name=name, kind="value", family=family, redrawn=redrawn))
         return found
 
     def _inputs(self, base: Trial) -> tuple[list[tuple[int, ElementType]], list[tuple[int, ElementType]]]:

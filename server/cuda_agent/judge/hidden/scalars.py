@@ -69,10 +69,10 @@ def _reached(text: str, body: str, depth: int) -> Iterator[str]:
 
 def hidden_values(size: Scalar, block: Dim3) -> list[int]:
     """Values below the recorded one, in the order in which they find most: around a warp, one, around a block and its
-    axes, odd vector tails, primes, zero."""
+    axes, zero, odd vector tails, primes."""
     threads = block[0] * block[1] * block[2]
     axes = [extent for extent in dict.fromkeys(block) if 1 < extent < threads]
-    order = [33, 1, threads + 1, 31, 3, *(extent + 1 for extent in axes), 97, threads - 1, 32, 5, threads, 0]
+    order = [33, 1, threads + 1, 0, 31, 3, *(extent + 1 for extent in axes), 97, threads - 1, 32, 5, threads]
     order += [*(extent - 1 for extent in axes), *axes, *PRIMES, 2 * threads + 1, 63, 65, 4]
     return [value for value in dict.fromkeys(order) if 0 <= value < size.value]
 

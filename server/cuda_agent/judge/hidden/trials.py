@@ -21,8 +21,9 @@ from cuda_agent.judge.case import Case, Results
 from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.gates.g03_outputs import wrong
 from cuda_agent.judge.hidden.families import NOT_FINITE
-from cuda_agent.judge.hidden.plan import LeftOut, Plan, Trial, cost, drawn
+from cuda_agent.judge.hidden.plan import Plan, drawn
 from cuda_agent.judge.hidden.sensitivity import is_rounding
+from cuda_agent.judge.hidden.trial import Kind, LeftOut, Trial, cost
 from cuda_agent.model import Launch
 from cuda_agent.workload.launch_map import Shape
 
@@ -33,7 +34,8 @@ BATCH = 8  # cases a job
 BATCH_COST = 1 << 24
 SECONDS_A_BYTE = 2e-8  # redrawing, sending and comparing a buffer some ten times over
 DEADLINE_S = {"emulator": 10.0, "cuda": 5.0}  # a job of the original on hidden cases
-DEATHS = 2  # workers that the original may end before the rest is left out
+DEATHS = 2  # workers that the original may end before the kinds of case that ended them are left out
+NO_TIME, DEADLY = "no time was left for it", "the original had ended too many workers"
 
 _kept: WeakKeyDictionary[Device, dict[tuple[object, ...], Baseline | str]] = WeakKeyDictionary()
 
@@ -43,7 +45,12 @@ class Report:
     tried: list[Trial] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     failure: str | None = None
-    deaths: int = 0  # of workers, by the original
+    deaths: list[Kind] = field(default_factory=list)  # of workers, by the original
+
+    @property
+    def deadly(self) -> frozenset[Kind]:
+        """Kinds of case that are tried no more."""
+        return frozenset(self.deaths if len(self.deaths) > DEATHS else ())
 
 
 class Hidden(Case):
@@ -88,28 +95,33 @@ class Hidden(Case):
 def run(case: Case, plan: Plan) -> Report:
     """Tries the plan's cases until one fails, all are done or the time is up."""
     report = Report(left_out=list(plan.left_out))
-    budget = case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
-    started = time.monotonic()
-    waiting = list(plan.trials[: case.options.hidden_cases])
-    report.left_out += [LeftOut(t.name, "enough cases") for t in plan.trials[case.options.hidden_cases :]]
-    instead = list(plan.instead)
-    while report.failure is None:
-        if not waiting and instead and not any(trial.family for trial in report.tried):
-            waiting, instead = instead, []
-        if not waiting:
-            break
-        batch = _batch(waiting)
-        expected = sum(_expected(case, trial) for trial in batch)
-        if time.monotonic() - started + expected > budget or report.deaths > DEATHS:
-            why = "no time was left for it" if report.deaths <= DEATHS else "the original had ended too many workers"
-            report.left_out += [LeftOut(trial.name, why) for trial in waiting]
-            break
-        waiting = waiting[len(batch) :]
+    until = time.monotonic() + (
+        case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
+    )
+    most = case.options.hidden_cases
+    report.left_out += [LeftOut(trial.name, "enough cases") for trial in plan.trials[most:]]
+    ended = _try(case, plan, plan.trials[:most], report, until)
+    if ended and not any(trial.family for trial in report.tried):
+        _try(case, plan, plan.instead, report, until)
+    return report
+
+
+def _try(case: Case, plan: Plan, waiting: Sequence[Trial], report: Report, until: float) -> bool:
+    """False when a case failed or the time was over."""
+    while waiting := [trial for trial in waiting if trial.kind not in report.deadly]:
+        batch = _batch(case, waiting, until - time.monotonic())
+        if not batch:
+            report.left_out += [LeftOut(trial.name, NO_TIME) for trial in waiting]
+            return False
         held = dict(plan.held)  # redrawn values may be large: they go with the batch
         hidden = Hidden(case, [drawn(case, trial, held) for trial in batch], held)
         _measure(hidden, report)
         _compare(hidden, report)
-    return report
+        if report.failure is not None:
+            return False
+        waiting = [trial for trial in waiting if trial not in batch]
+        report.left_out += [LeftOut(trial.name, DEADLY) for trial in waiting if trial.kind in report.deadly]
+    return True
 
 
 def _expected(case: Case, trial: Trial) -> float:
@@ -120,13 +132,18 @@ def _expected(case: Case, trial: Trial) -> float:
     return trial.cost / cost(launch) * (2 * base.traced_seconds + 4 * base.seconds) + bytes_ * SECONDS_A_BYTE
 
 
-def _batch(waiting: Sequence[Trial]) -> list[Trial]:
-    batch, total = [waiting[0]], waiting[0].cost
-    for trial in waiting[1:BATCH]:
-        total += trial.cost
-        if total > BATCH_COST:
+def _batch(case: Case, waiting: Sequence[Trial], seconds: float) -> list[Trial]:
+    """The next cases for one job; those that would take longer than what is left are passed over."""
+    batch: list[Trial] = []
+    total = 0
+    for trial in waiting:
+        if len(batch) == BATCH or (batch and total + trial.cost > BATCH_COST):
             break
-        batch.append(trial)
+        expected = _expected(case, trial)
+        if expected <= seconds:
+            seconds -= expected
+            total += trial.cost
+            batch.append(trial)
     return batch
 
 
@@ -152,16 +169,15 @@ def _measure(hidden: Hidden, report: Report) -> None:
             tag = f"the original on {hidden.launch_name(pending[0])}"
             results = hidden.run(steps, deadline_s=DEADLINE_S[hidden.device.info.kind], tag=tag)
         except WorkerDied as error:
-            report.deaths += 1
             started = [at for at in pending if blocks[at][0] <= (error.step or 0)]
             culprit = started[-1] if started else pending[0]
+            report.deaths.append(hidden.trials[culprit].kind)
             how = "does not end" if isinstance(error, DeadlineExceeded) else "crashes"
             known[keys[culprit]] = f"the original itself {how} there"
             pending.remove(culprit)
-            if report.deaths > DEATHS:
-                for at in pending:
-                    report.left_out.append(LeftOut(hidden.trials[at].name, "the original had ended too many workers"))
-                break
+            dropped = [at for at in pending if hidden.trials[at].kind in report.deadly]
+            report.left_out += [LeftOut(hidden.trials[at].name, DEADLY) for at in dropped]
+            pending = [at for at in pending if at not in dropped]
             continue
         for at in pending:
             start, block = blocks[at]
