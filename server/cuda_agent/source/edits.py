@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from difflib import unified_diff as _unified_diff
 
 from cuda_agent.errors import SourceError
 from cuda_agent.model import Edit, Span
@@ -117,12 +116,7 @@ def _by_tokens(before: str, after: str, offset: int) -> list[Edit]:
 
 def _diff(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[bool, Sequence[str], Sequence[str]]]:
     """Runs of (equal, old part, new part). The common ends are cut off first: most changes are small."""
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
+    head, tail = _common_ends(old, new)
     old_end, new_end = len(old) - tail, len(new) - tail
     yield True, old[:head], new[:head]
     matcher = SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=False)
@@ -131,10 +125,46 @@ def _diff(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[bool, Sequen
     yield True, old[old_end:], new[new_end:]
 
 
+def _common_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """How many parts are equal at the start and at the end."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    return head, tail
+
+
 def unified_diff(old: str, new: str, path: str, context: int = 3) -> str:
     """A diff that `patch -p1` and `git apply` take; "" when nothing differs."""
-    lines = _unified_diff(_split(old), _split(new), f"a/{path}", f"b/{path}", n=context)
+    lines = _hunks(_split(old), _split(new), context)
+    if not lines:
+        return ""
+    lines = [f"--- a/{path}\n", f"+++ b/{path}\n", *lines]
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def _hunks(old: list[str], new: list[str], context: int) -> list[str]:
+    """As difflib.unified_diff's, but without its guess that frequent lines do not count: in a file of 200 lines it then
+    shows a kept function as removed and added."""
+    head, tail = _common_ends(old, new)
+    first, rest = max(0, head - context), max(0, tail - context)
+    a, b = old[first : len(old) - rest], new[first : len(new) - rest]
+    lines: list[str] = []
+    for group in SequenceMatcher(None, a, b, autojunk=False).get_grouped_opcodes(context):
+        spans = (group[0][1], group[-1][2]), (group[0][3], group[-1][4])
+        lines.append("@@ -{} +{} @@\n".format(*(_range(start + first, end + first) for start, end in spans)))
+        for tag, i, j, k, m in group:
+            lines += [" " + line for line in a[i:j]] if tag == "equal" else ["-" + line for line in a[i:j]]
+            lines += ["+" + line for line in b[k:m]] if tag != "equal" else []
+    return lines
+
+
+def _range(start: int, end: int) -> str:
+    """`3,2` of a hunk's head: lines from 1, the line before it when there are none."""
+    length = end - start
+    return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 
 def _split(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
+from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 
@@ -19,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     BlockShape(),
     Restrict(),
     Unroll(),
+    Specialise(),
     Coarsen(),
     LaunchBounds(),
 )

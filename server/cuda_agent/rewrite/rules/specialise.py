@@ -1,0 +1,249 @@
+"""# 15 · specialise: scalars that never change become constants
+
+A size that the compiler does not know costs a division of 20 instructions where a multiplication would do, a loop that
+is not unrolled, and an address computed anew for every element.
+
+Before:
+
+    __global__ void pool(const float *in, float *out, int width, int rows, int cols)
+    {
+        …
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++)
+                …
+    }
+
+After:
+
+    __device__ __forceinline__ void pool_body(const float *in, float *out, int width, int rows, int cols)
+    {
+        …                                        // unchanged
+    }
+
+    __global__ void pool(const float *in, float *out, int width, int rows, int cols)
+    {
+        // The usual sizes as constants: loops unroll, divisions become multiplications.
+        if (rows == 2 && cols == 2)
+            pool_body(in, out, width, 2, 2);
+        else
+            pool_body(in, out, width, rows, cols);
+    }
+
+The scalars are those that divide, bound a loop or scale an index and that were equal in every captured launch
+(captured).
+Any other value takes the second call, which is the kernel as it was (proved). Signature and launches stay. Bit-exact.
+It comes after rules that work on the body: they find little in a kernel that only chooses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tree_sitter import Node
+
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import Assumption, Edit, Param, Span
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.arithmetic import INTEGERS, of_spelling
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.syntax import text
+from cuda_agent.source.headers import Header
+from cuda_agent.source.tree import field, operator
+
+COLUMNS = 110
+COMMENT = "// the usual sizes as constants: loops unroll and divisions become multiplications"
+_NOT_IN_HELPER = r'extern\s*"C"|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)|\b(?:inline|__inline__)\b'
+
+
+class Specialise(Rule):
+    name = "specialise"
+    number = 15
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        scalars = {p.name: p for p in context.kernel.params if not p.pointer and of_spelling(p.element) in INTEGERS}
+        roles = Roles(context, frozenset(scalars))
+        if not roles.worth:
+            return
+        if context.workload is None:
+            raise RuleRefused("no captured launch says which values are usual")
+        known = {n: v for n, p in scalars.items() if n in roles.all and (v := _constant(context, p)) is not None}
+        if not known.keys() & roles.worth:
+            raise RuleRefused(f"not the same in every captured launch: {', '.join(sorted(roles.worth))}")
+        few = {n: v for n, v in known.items() if n in roles.worth}
+        for values in (known, few) if few != known else (known,):
+            label = {n: int(v) if v.lstrip("-").isdigit() else v for n, v in values.items()}
+            yield Site(self.name, context.kernel.span, label, {"values": values})
+
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        values: dict[str, str] = site.nodes["values"]
+        header = _header(context)
+        name = context.unused(f"{context.kernel.name}_body")
+        edits = [*_helper(context, header, name), _dispatch(context, name, values)]
+        said = ", ".join(f"{n} was {v}" for n, v in values.items())
+        known = Assumption(f"{said} in every launch; other values run the kernel as it was", "captured")
+        return Rewrite(tuple(edits), assumptions=(known,))
+
+
+class Roles:
+    """What scalar parameters do in a body. `worth`: they divide, bound a loop or choose a branch, so that a constant
+    changes the code; `all`: also those that scale an index."""
+
+    def __init__(self, context: Context, scalars: frozenset[str]) -> None:
+        body = context.body
+        self._sources = _sources(context, scalars)
+        worth: set[str] = set()
+        scale: set[str] = set()
+        for node in syntax.of_type(body, "binary_expression", "assignment_expression"):
+            right = field(node, "right")
+            if right is not None and operator(node) in ("/", "%", "/=", "%="):
+                worth |= self._behind(right)
+            elif operator(node) == "*":
+                scale |= self._behind(node)
+        strides = _strides(body)
+        for loop in syntax.of_type(body, "for_statement"):
+            condition, update = field(loop, "condition"), field(loop, "update")
+            if condition is None or update is None:
+                continue
+            if not any(w.value is not None and syntax.identifiers(w.value) & strides for w in syntax.writes(update)):
+                worth |= self._behind(condition)
+        self.worth = frozenset(worth)
+        self.all = frozenset(worth | scale | self._flags(body, scalars))
+
+    def _behind(self, node: Node) -> frozenset[str]:
+        """The parameters whose values alone decide on variables in the expression."""
+        return frozenset().union(*(self._sources.get(name, frozenset()) for name in syntax.identifiers(node)))
+
+    def _flags(self, body: Node, scalars: frozenset[str]) -> set[str]:
+        """Parameters that an `if` asks as a truth value."""
+        asked = (field(n, "condition") for n in syntax.of_type(body, "if_statement", "conditional_expression"))
+        found = {text(n).strip("(! )") for n in asked if n is not None}
+        return found & scalars
+
+
+def _sources(context: Context, scalars: frozenset[str]) -> dict[str, frozenset[str]]:
+    """Variable → the scalar parameters it is computed from, for parameters and for locals that hold nothing else but
+    constants of the file or the template."""
+    written: dict[str, list[Node | None]] = {}
+    for write in syntax.writes(context.body):
+        if write.name is not None:
+            written.setdefault(write.name, []).append(write.value if write.op in ("=", "init") else None)
+    found = {name: frozenset((name,)) for name in scalars if name not in written}
+    varying = {*written, *syntax.declared(context.body), *syntax.BUILTINS, *(p.name for p in context.kernel.params)}
+    for name, values in written.items():  # in the order of the text: a local is set before it is used
+        value = values[0]
+        if len(values) != 1 or value is None or next(syntax.of_type(value, "call_expression"), None):
+            continue
+        used = syntax.identifiers(value) & (varying | found.keys())
+        if used and used <= found.keys():
+            found[name] = frozenset().union(*(found[one] for one in used))
+    return found
+
+
+def _strides(body: Node) -> set[str]:
+    """blockDim, gridDim and the constants made of them: a loop that steps by one has no trip count even if its bound is
+    known."""
+    found = {"blockDim", "gridDim"}
+    for write in syntax.writes(body):
+        made = write.value is not None and "threadIdx" not in text(write.value) and syntax.identifiers(write.value)
+        if write.op == "init" and write.name is not None and made and made & found:
+            found.add(write.name)
+    return found
+
+
+def _constant(context: Context, param: Param) -> str | None:
+    """The value that the parameter had in every captured launch, as a literal."""
+    values = set(context.captured(param.name))
+    if len(values) != 1:
+        return None
+    (value,) = values
+    kind = of_spelling(param.element)
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind in ("unsigned", "uint64") and value < 0:
+        return None  # the highest bit is set: no size
+    return str(value)
+
+
+def _header(context: Context) -> Header:
+    kernel = context.kernel
+    header = next((h for h in context.module.tree.headers if h.name_span == kernel.name_span), None)
+    code = context.slice(Span(kernel.span.start, kernel.body.start))
+    if header is None or code.count("__global__") != 1:
+        raise RuleRefused("the kernel's head is behind a macro")
+    if header.specialised is not None or sum(k.name == kernel.name for k in context.module.kernels) > 1:
+        raise RuleRefused(f"{kernel.name} has several definitions")
+    if "__grid_constant__" in code or header.scope:
+        raise RuleRefused("the kernel's head cannot be that of a device function")
+    if "asm" in syntax.identifiers(context.body) or next(syntax.of_type(context.body, "gnu_asm_expression"), None):
+        raise RuleRefused("assembly text may not stand in the program twice")
+    return header
+
+
+def _helper(context: Context, header: Header, name: str) -> Iterator[Edit]:
+    """The kernel's own text becomes an inlined device function."""
+    kernel = context.kernel
+    head = context.slice(Span(kernel.span.start, kernel.name_span.start))
+    at = kernel.span.start
+    for match in re.finditer(rf"(__global__)|[ \t]+(?:{_NOT_IN_HELPER})(?=\s)|(?:{_NOT_IN_HELPER})[ \t]*", head):
+        start = at + len(head[: match.start()].encode())
+        end = at + len(head[: match.end()].encode())
+        yield Edit(Span(start, end), "__device__ __forceinline__" if match[1] else "")
+    yield Edit(kernel.name_span, name)
+    if re.search(r"__launch_bounds__|__attribute__", context.slice(Span(kernel.params_span.end, kernel.body.start))):
+        raise RuleRefused("attributes stand behind the kernel's parameters")
+
+
+def _dispatch(context: Context, name: str, values: dict[str, str]) -> Edit:
+    """The kernel anew behind its body: it calls the body with the constants, or with what it was given."""
+    kernel, eol = context.kernel, context.eol
+    indent = context.indent(kernel.body.start)
+    step = _step(context, indent)
+    head = context.slice(Span(kernel.span.start, kernel.body.start))
+    called = name + _template_arguments(kernel.template_params)
+    test = " && ".join(n if v == "true" else f"!{n}" if v == "false" else f"{n} == {v}" for n, v in values.items())
+    one, two = indent + step, indent + step * 2
+    lines = [
+        head + "{",
+        f"{one}{COMMENT}",
+        *_wrapped(f"{one}if (", test, ")", " && "),
+        *_wrapped(f"{two}{called}(", ", ".join(values.get(p.name, p.name) for p in kernel.params), ");", ", "),
+        f"{one}else",
+        *_wrapped(f"{two}{called}(", ", ".join(p.name for p in kernel.params), ");", ", "),
+        f"{indent}}}",
+    ]
+    return Edit(Span(kernel.body.end, kernel.body.end), eol * 2 + indent + eol.join(lines))
+
+
+def _step(context: Context, indent: str) -> str:
+    first = next(iter(syntax.statements(context.body)), None)
+    inner = context.indent(first.start_byte) if first is not None else ""
+    return inner[len(indent) :] if inner.startswith(indent) and len(inner) > len(indent) else "    "
+
+
+def _template_arguments(params: tuple[str, ...]) -> str:
+    names = []
+    for param in params:
+        found = re.search(r"(\w+)\s*(?:=.*)?$", param.strip(), re.DOTALL)
+        if found is None or "..." in param or param.lstrip().startswith("template"):
+            raise RuleRefused("the template has parameters that cannot be passed on by name")
+        names.append(found[1])
+    return f"<{', '.join(names)}>" if names else ""
+
+
+def _wrapped(before: str, code: str, after: str, separator: str) -> list[str]:
+    """One line, or several that are broken at the separator and start below the first; below a long head, two steps to
+    the right of it."""
+    parts = code.split(separator)
+    if len(before) <= COLUMNS // 2:
+        lines, margin = [before], " " * len(before.expandtabs(4))
+    else:
+        margin = before[: len(before) - len(before.lstrip())] + " " * 4
+        lines = [before, margin]
+    for index, part in enumerate(parts):
+        piece = part + (separator.rstrip() if index + 1 < len(parts) else after)
+        if lines[-1].strip() and len(lines[-1]) + len(piece) > COLUMNS and index:
+            lines[-1] = lines[-1].rstrip()
+            lines.append(margin)
+        lines[-1] += piece + (" " if index + 1 < len(parts) else "")
+    return lines
