@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: all demo test lint bench client bench-parse bench-emulator clean
+.PHONY: all demo test lint bench client bench-parse bench-emulator bench-hecbench bench-ladders bench-kernel-tuner clean
 
 all: .venv/.done
 
@@ -37,6 +37,10 @@ bench-parse: all
 
 bench-emulator: all
 	@$(BIN)/python tests/bench/emulator_programs.py $(CORPUS)
+
+# On a GPU. CORPUS is HeCBench's src; ARGS such as --gpus 2 --budget 90 --out FOLDER (run it again to go on).
+bench-hecbench: all
+	@$(BIN)/python tests/bench/hecbench.py $(CORPUS) $(ARGS)
 
 clean:
 	rm -rf .venv build client-vscode/node_modules client-vscode/dist .cuda-agent tests/corpus/.cuda-agent

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import hecbench_gpu
 from programs import TEN, Program
 
+from cuda_agent.capture import CaptureOptions, capture
 from cuda_agent.device import Device, jobs, open_device
 from cuda_agent.errors import CudaAgentError, DeviceMissing
 from cuda_agent.judge import statistics
@@ -216,10 +216,9 @@ def prepare(program: Program, corpus: Path, work: Path, device: Device, limit_s:
     began = time.monotonic()
     try:
         if not any((folder / ".cuda-agent" / "captures").glob("*/launch.json")):
-            captured = hecbench_gpu.capture(program, corpus, work, work, device.info.arch)
-            if captured["code"] != 0:
-                ready.note = f"capture failed: {captured['report'].get('error', captured['code'])}"
-                return ready
+            program.copy(corpus, folder.parent)
+            run = f"make ARCH={device.info.arch} && ./main {program.gpu}"
+            capture(["sh", "-c", run], folder, CaptureOptions(device="cuda", first=1, timeout=240.0))
         if time.monotonic() - began > limit_s:
             ready.note = f"no time left after {time.monotonic() - began:.0f} s of capture"
             return ready

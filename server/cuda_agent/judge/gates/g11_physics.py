@@ -40,7 +40,7 @@ class Physics:
         words, data = [], []
         for launch in case.times.launches:
             index, timing = launch.index, launch.timing
-            floor = memory_floor(case, index, _inputs(case, index) + _read_and_written(case, index))
+            floor = original_floor(case, index)
             if timing.candidate_us < SLACK * floor.us and timing.original_us >= SLACK * floor.us:
                 floor = memory_floor(case, index, _really_read(case, index), "as far as it changes the result")
             elif timing.candidate_us < SLACK * floor.us:
@@ -87,6 +87,11 @@ def memory_floor(case: Case, index: int, read: int, how: str = "") -> Floor:
     written = sum(base.written[b] * SIZES[slot.dtype] for b, slot in enumerate(slots))
     back = max(0, written - info.l2_bytes)
     return Floor((read + back) / (info.memory_bandwidth_gbs * 1000), read, back, how)
+
+
+def original_floor(case: Case, index: int) -> Floor:
+    """The first look: inputs count in full, and so do elements that a launch changes."""
+    return memory_floor(case, index, _inputs(case, index) + _read_and_written(case, index))
 
 
 def _inputs(case: Case, index: int) -> int:
