@@ -1,13 +1,14 @@
 """The 34 development programs of HeCBench: captured, and every kernel of them optimised without a model.
 
-usage: hecbench.py CORPUS [--out FOLDER] [--device cuda|emulator] [--programs a,b] [--gpus N] [--budget SECONDS]
-                   [--wall SECONDS] [--earlier RESULTS.jsonl] [--report]
+usage: hecbench.py CORPUS [--out FOLDER] [--device cuda|emulator] [--programs a,b] [--gpus N] [--together N]
+                   [--budget SECONDS] [--wall SECONDS] [--earlier RESULTS.jsonl] [--report]
 
-CORPUS is HeCBench's `src`. Builds (`make ARCH=…`) run ahead on the CPU's cores. A GPU is either capturing up to four
-built programs at once or optimising one, alone: nothing disturbs a measurement but what the verdict itself does. With
-`--gpus N` each GPU takes the next program. Every row is written to `results.jsonl` in the out folder as soon as it is
-known; a second run with that folder (or with `--earlier`) does the rest. After `--wall` seconds it stops what it is
-doing, keeps that and prints. `--report` only prints. Written are also `table.md`, `gallery.md` and `log.txt`.
+CORPUS is HeCBench's `src`. Builds (`make ARCH=…`) run ahead on the CPU's cores. A GPU captures up to four built
+programs at once or optimises one; with `--together N` so many such things happen on it side by side, and only what is
+timed is alone (`device/turn.py`). With `--gpus N` each GPU takes the next program. Every row is written to
+`results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with `--earlier`) does the
+rest. After `--wall` seconds it stops what it is doing, keeps that and prints. `--report` only prints. Written are
+also `table.md`, `gallery.md` and `log.txt`.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ class Bench:
 
     def run(self, programs: Sequence[Development]) -> None:
         gpus = 1 if self.emulated else self.arguments.gpus
+        places = gpus * self.arguments.together
         builders = max(1, min(8, (os.cpu_count() or 2) // 2))
         self._on_the_way = len(programs)
-        with ThreadPoolExecutor(builders, "build") as pool, ThreadPoolExecutor(gpus, "gpu") as devices:
+        with ThreadPoolExecutor(builders, "build") as pool, ThreadPoolExecutor(places, "gpu") as devices:
             for program in programs:
                 pool.submit(self._guarded, self._build, program)
-            for future in [devices.submit(self._serve, number) for number in range(gpus)]:
+            for future in [devices.submit(self._serve, number % gpus) for number in range(places)]:
                 future.result()
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -239,6 +241,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "emulator"), default="cuda")
     parser.add_argument("--programs", default="", help="names, comma-separated, in this order")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--together", type=int, default=1, help="programs at once on a GPU")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for all kernels of a program")
     parser.add_argument("--wall", type=float, default=560.0, help="seconds for all of it")
     parser.add_argument("--capture-seconds", type=float, default=120.0)

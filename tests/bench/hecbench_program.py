@@ -20,7 +20,8 @@ from typing import Any
 
 from cuda_agent.agent.loop import Outcome, Request, optimize
 from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
-from cuda_agent.device import Device, jobs, open_device
+from cuda_agent.device import Device, driver, jobs, open_device
+from cuda_agent.device.turn import turn
 from cuda_agent.errors import Cancelled, CudaAgentError
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
@@ -113,7 +114,8 @@ def record(folder: Path, task: Task) -> None:
         run = f"make ARCH={task.arch} && {run}"
     options = CaptureOptions(device=task.device, first=task.first, cap=task.cap, timeout=task.capture_seconds)
     try:
-        report = capture(["sh", "-c", run], folder, options)
+        with turn("" if task.device == "emulator" else driver.uuid(0), alone=False):  # others may be timing
+            report = capture(["sh", "-c", run], folder, options)
     except NothingCaptured as error:
         report, why = error.report, str(error)
     else:

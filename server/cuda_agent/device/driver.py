@@ -110,6 +110,7 @@ def device_name(device: int) -> str:
 def uuid(device: int) -> str:
     """32 hexadecimal digits: the same whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
     raw = (ctypes.c_ubyte * 16)()
+    call("cuInit", 0)
     call("cuDeviceGetUuid", raw, device)
     return bytes(raw).hex()
 
