@@ -29,6 +29,7 @@ from cuda_agent.workload.elements import ElementType
 if TYPE_CHECKING:
     from cuda_agent.device import Device
     from cuda_agent.judge.baseline import Baseline
+    from cuda_agent.judge.hidden.plan import Plan
     from cuda_agent.judge.outcome import Outcome
     from cuda_agent.judge.timing import Times
 
@@ -148,6 +149,13 @@ class Case:
             first.setdefault((launch.mangled, launch.grid, launch.block, launch.shared), launch)
         rest = [launch for launch in self.workload.launches if all(launch is not other for other in first.values())]
         return tuple([*first.values(), *rest][: self.options.max_launches])
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The hidden cases: G5 tries them, G7 takes a small one where the captured launches are large."""
+        from cuda_agent.judge.hidden import plan  # numpy
+
+        return plan.make(self)
 
     def shape(self, index: int) -> launch_map.Shape:
         """The candidate's launch shape. Raises WorkloadError for an expression that is no integer arithmetic."""

@@ -24,7 +24,7 @@ from cuda_agent.device import open_device
 from cuda_agent.device.client import Device
 from cuda_agent.device.transports import PipeTransport, ProcessChannel
 from cuda_agent.errors import CompileError, DeviceMissing, ToolMissing
-from cuda_agent.judge import floor
+from cuda_agent.judge import emulated, floor
 from cuda_agent.model import Arg, Binary, Buffer, Build, Candidate, Facts, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore
@@ -78,6 +78,16 @@ def floors_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(floor, "store", lambda: kept)
     yield
     kept.close()
+
+
+@pytest.fixture(autouse=True)
+def no_emulator_beside_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G7 asks the emulator too where a kernel is judged on a GPU: a compiler run a text, and tests of its own."""
+
+    def refuse(*_: object, **__: object) -> Device:
+        raise DeviceMissing("not in this test")
+
+    monkeypatch.setattr(emulated, "open_device", refuse)
 
 
 @pytest.fixture(scope="module")

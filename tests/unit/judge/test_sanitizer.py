@@ -118,9 +118,7 @@ def test_the_originals_own_findings(device: CheckedDevice, tmp_path: Path) -> No
     original = source("tell('racecheck')\nb[:] = 2 * a + 1\nreturn 100.0")
     same = asked(device, tmp_path, f"tell('racecheck')\n{RIGHT}", original=original)
     assert same.status == "pass"
-    assert same.detail.endswith(
-        "find nothing new on launch <<<1, 64>>>; the original itself shows shared race (racecheck)"
-    )
+    assert "find nothing new on launch <<<1, 64>>>; the original itself shows shared race (racecheck); " in same.detail
     assert same.data["tools"]["racecheck"]["status"] == "as the original"
     better = asked(device, tmp_path, RIGHT, original=original)
     assert better.status == "pass"
@@ -175,7 +173,7 @@ def test_one_tool_that_did_not_run_is_named(
     result = asked(fresh, tmp_path, RIGHT)
     assert result.status == "not-run"
     assert result.detail.startswith("synccheck did not run: ")
-    assert result.detail.endswith("nothing new from memcheck, racecheck, initcheck")
+    assert "; nothing new from memcheck, racecheck, initcheck; " in result.detail
     # What the others find counts all the same.
     assert asked(fresh, tmp_path, f"tell('racecheck')\n{RIGHT}").status == "fail"
 
@@ -191,13 +189,33 @@ def test_not_installed(device: CheckedDevice, tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_a_small_launch(device: CheckedDevice, tmp_path: Path) -> None:
-    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checker_bytes=100))
+    result = asked(device, tmp_path, RIGHT, options=JudgeOptions(checker_bytes=0))
     assert result.status == "not-run"
-    assert "the smallest captured launch has 512 bytes, the checkers take at most 100" in result.detail
+    assert "the smallest captured launch has 512 bytes, the checkers take at most 0, and no smaller" in result.detail
     work = workload(tmp_path, launches=3)
     small = replace(work.launches[2], grid=(1, 1, 1), block=(8, 1, 1))
     result = asked(device, tmp_path, RIGHT, work=replace(work, launches=(*work.launches[:2], small)))
     assert result.data["launch"] == 2
+
+
+def test_a_derived_launch_takes_the_place_of_a_large_one(device: CheckedDevice, tmp_path: Path) -> None:
+    """It has the recorded values, and the largest size that the limit allows."""
+    machine = "if n == 3: tell('racecheck')\n" + RIGHT
+    result = asked(device, tmp_path, machine, options=JudgeOptions(checker_bytes=100))
+    assert result.status == "pass", result.detail
+    assert "find nothing on n = 7 (captured 64) (derived: the smallest captured launch has 512 bytes)" in result.detail
+    assert result.data["launch"] is None
+    result = asked(device, tmp_path, machine, options=JudgeOptions(checker_bytes=30))
+    assert result.status == "fail"
+    assert result.detail.startswith("n = 3 (captured 64) (derived: ")
+    assert "racecheck: shared race in axpy" in result.detail
+
+
+def test_where_the_original_is_not_clean_another_is_derived(device: CheckedDevice, tmp_path: Path) -> None:
+    original = source("if n == 7: raise StepFailed('too few')\nb[:] = 2 * a + 1\nreturn 100.0")
+    result = asked(device, tmp_path, RIGHT, original=original, options=JudgeOptions(checker_bytes=100))
+    assert result.status == "pass", result.detail
+    assert "on n = 5 (captured 64) (derived: " in result.detail
 
 
 def test_a_limit_on_the_time(device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +283,7 @@ def test_a_second_candidate_pays_only_for_itself(
     assert sorted(seen) == sorted((name, "candidate") for name in SHOWN)
     for result in (first, second):
         assert result.status == "pass"
-        assert result.detail.endswith("the original itself shows shared race (racecheck)")
+        assert "; the original itself shows shared race (racecheck); " in result.detail
     seen.clear()
     asked(fresh, tmp_path, f"tell('synccheck')\n{RIGHT}", work=work)  # another original
     assert len(seen) == 8

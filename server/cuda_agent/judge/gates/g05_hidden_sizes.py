@@ -41,9 +41,9 @@ class HiddenSizes:
     needs: ClassVar[Needs] = "run"
 
     def check(self, case: Case) -> GateResult:
-        from cuda_agent.judge.hidden import plan, trials  # numpy
+        from cuda_agent.judge.hidden import trials  # numpy
 
-        made = plan.make(case)
+        made = case.plan
         report = trials.run(case, made)
         data: dict[str, Any] = {
             "tried": [trial.name for trial in report.tried],

@@ -124,6 +124,17 @@ def _try(case: Case, plan: Plan, waiting: Sequence[Trial], report: Report, until
     return True
 
 
+def clean(case: Case, trials: Sequence[Trial]) -> Hidden | None:
+    """The case of the first trial on which the original is clean."""
+    for trial in trials:
+        held = dict(case.plan.held)
+        hidden = Hidden(case, [drawn(case, trial, held)], held)
+        _measure(hidden, Report())
+        if hidden.baselines:
+            return hidden
+    return None
+
+
 def _expected(case: Case, trial: Trial) -> float:
     """Seconds for a trial by what the recorded launch took: the original alone and beside the candidate with each
     poison, and the bytes moved and compared."""
