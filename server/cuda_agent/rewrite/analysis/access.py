@@ -71,20 +71,29 @@ class Access:
     def lanes(self, numbers: Mapping[str, int]) -> tuple[int, ...] | None:
         """Element offsets of the first warp's lanes in the first iteration, from lane 0's, with the numbers of one
         launch (`trips.bindings`). None when they depend on values that are not known."""
-        bx, by = numbers.get("blockDim.x", WARP), numbers.get("blockDim.y", 1)
-        offsets: list[int] = []
-        for lane in range(min(WARP, bx * by * numbers.get("blockDim.z", 1))):
-            here = {f"{b}.{a}": 0 for b in ("threadIdx", "blockIdx") for a in "xyz"} | dict(numbers)
-            here |= {"threadIdx.x": lane % bx, "threadIdx.y": lane // bx % by, "threadIdx.z": lane // (bx * by)}
-            varying = self.at_start.substitute(here) - self.at_start.substitute({**here, **_first})
-            value = varying.value
-            if value is None:
-                return None
-            offsets.append(value)
-        return tuple(offsets)
+        return lanes(self.at_start, numbers)
 
 
-_first = {f"threadIdx.{a}": 0 for a in "xyz"}
+def lanes(index: Poly, numbers: Mapping[str, int]) -> tuple[int, ...] | None:
+    """As `Access.lanes`, of any index."""
+    bx, by, bz = numbers.get("blockDim.x", WARP), numbers.get("blockDim.y", 1), numbers.get("blockDim.z", 1)
+    index = index.substitute({f"blockIdx.{a}": 0 for a in "xyz"} | dict(numbers))
+    threads = [(t % bx, t // bx % by, t // (bx * by)) for t in range(min(WARP, bx * by * bz))]
+    rest, steps = index, []
+    for a in "xyz":
+        step, rest = rest.split(f"threadIdx.{a}")
+        steps.append(step.value if step is not None else None)
+    if all(s is not None for s in steps):
+        return tuple(sum((s or 0) * t for s, t in zip(steps, at, strict=True)) for at in threads)
+    values: list[Poly] = []
+    for thread in threads:
+        at = {f"threadIdx.{a}": t for a, t in zip("xyz", thread, strict=True)}
+        values.append(index.substitute(at))
+        if any(not a.op and a.depends & at.keys() for a in values[-1].atoms):
+            return None  # a variable that differs from lane to lane, nobody knows how
+    offsets = [(v - values[0]).value for v in values]
+    known = [o for o in offsets if o is not None]
+    return tuple(known) if len(known) == len(offsets) else None
 
 
 @dataclass(frozen=True)
