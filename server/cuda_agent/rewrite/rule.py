@@ -33,6 +33,7 @@ from cuda_agent.model import (
     Workload,
 )
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import aliasing, trips
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import apply as apply_edits
 from cuda_agent.source.edits import minimal
@@ -132,13 +133,12 @@ class Context:
 
     def pointer_targets(self) -> list[dict[str, tuple[int, int]]]:
         """Per launch: pointer parameter → (buffer number, offset in it)."""
-        found = []
-        for one in self.workload.launches if self.workload else ():
-            pairs = zip(self.kernel.params, one.args, strict=False)
-            found.append(
-                {p.name: (a.pointers[0].buffer, a.pointers[0].offset) for p, a in pairs if p.pointer and a.pointers}
-            )
-        return found
+        return aliasing.targets(self.kernel, self.workload)
+
+    @cached_property
+    def numbers(self) -> list[dict[str, int]]:
+        """Per captured launch: blockDim and gridDim of this text and the integer arguments, by name."""
+        return trips.bindings(self, self.workload, self.shapes)
 
     def aligned(self, parameter: str, nbytes: int) -> bool:
         """Every captured pointer of this parameter is aligned to `nbytes` (allocations themselves are to 256)."""

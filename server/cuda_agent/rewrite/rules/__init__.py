@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
 from cuda_agent.rewrite.rules.block_shape import BlockShape
+from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
@@ -15,6 +16,7 @@ from cuda_agent.rewrite.rules.vectorize import Vectorize
 
 RULES: tuple[Rule, ...] = (
     RowPerWarp(),
+    Coalesce(),
     GridSize(),
     Vectorize(),
     BlockShape(),

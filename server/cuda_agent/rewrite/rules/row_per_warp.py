@@ -35,27 +35,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis.reduction import Reduction, needs_partial, reductions
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import CountedLoop, ThreadId, squeeze, text
 
 WARP = 32
-_MAXIMA = {"max": "max", "fmaxf": "fmaxf", "fmax": "fmax", "min": "min", "fminf": "fminf", "fmin": "fmin"}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """`name` is folded over the loop by `op`: "+", "*" or the name of a minimum or maximum function."""
-
-    name: str
-    op: str
-    loop: CountedLoop
 
 
 class RowPerWarp(Rule):
@@ -77,10 +67,10 @@ class RowPerWarp(Rule):
         row: ThreadId = site.nodes["row"]
         loops: list[CountedLoop] = site.nodes["loops"]
         _check_flow(context, row, loops)
-        reductions = [r for loop in loops for r in _reductions(context, loop)]
+        folds = [r for loop in loops for r in reductions(loop)]
         edits = _edit_row(context, row)
         for loop in loops:
-            edits += _edit_loop(context, loop, [r for r in reductions if r.loop is loop])
+            edits += _edit_loop(context, loop, [r for r in folds if r.loop is loop])
         edits += _guard_stores(context, loops)
         edits += list(launches.change(context, (lambda x: launches.times(x, WARP), launches.same, launches.same)))
         return Rewrite(
@@ -93,7 +83,7 @@ class RowPerWarp(Rule):
                 ),
                 Assumption("nothing but the rows' own loops depends on the thread index", "proved"),
             ),
-            "reassociated" if any(r.op in "+*" for r in reductions) else "bit-exact",
+            "reassociated" if any(r.op in "+*" for r in folds) else "bit-exact",
         )
 
 
@@ -173,79 +163,6 @@ def _check_flow(context: Context, row: ThreadId, loops: list[CountedLoop]) -> No
             raise RuleRefused(f"{array} is written and read at different places of the row: lanes would need a barrier")
 
 
-def _reductions(context: Context, loop: CountedLoop) -> list[Reduction]:
-    """Every outer variable that the loop changes, as a reduction; RuleRefused when one is something else."""
-    local = syntax.declared(loop.body)
-    found: dict[str, str] = {}
-    for write in syntax.writes(loop.body):
-        name = write.name
-        if name is None or name in local or name == loop.variable or write.op == "init":
-            continue
-        op = _operation(write)
-        if op is None or found.get(name, op) != op:
-            raise RuleRefused(f"{name} is carried from one element of the row to the next")
-        found[name] = op
-    for name in found:
-        reads = [n for n in syntax.of_type(loop.body, "identifier") if text(n) == name]
-        folds = [w for w in syntax.writes(loop.body) if w.name == name]
-        own = sum(sum(1 for n in syntax.of_type(w.node, "identifier") if text(n) == name) for w in folds)
-        if len(reads) != own:
-            raise RuleRefused(f"{name} is read inside the loop that accumulates it")
-        if syntax.uses(loop.bound, name):
-            raise RuleRefused(f"{name} bounds the loop that changes it")
-    return [Reduction(name, op, loop) for name, op in found.items()]
-
-
-def _operation(write: syntax.Write) -> str | None:
-    """The reduction that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m <
-    e ? e : m`."""
-    name, value = write.name, write.value
-    if value is None or name is None:
-        return "+" if write.op == "++" else None
-    if write.op in ("+=", "-=") and not syntax.uses(value, name):
-        return "+"
-    if write.op == "*=" and not syntax.uses(value, name):
-        return "*"
-    if write.op != "=":
-        return None
-    if value.type == "binary_expression":
-        operator = value.child_by_field_name("operator")
-        left, right = syntax.field(value, "left"), syntax.field(value, "right")
-        if operator is not None and text(operator) in "+*":
-            for one, other in ((left, right), (right, left)):
-                if text(one) == name and not syntax.uses(other, name):
-                    return text(operator)
-    if value.type == "call_expression":
-        function = text(syntax.field(value, "function")).removeprefix("::").removeprefix("std::")
-        arguments = syntax.field(value, "arguments").named_children
-        if function in _MAXIMA and len(arguments) == 2:
-            hits = [text(a) == name for a in arguments]
-            others = [a for a, hit in zip(arguments, hits, strict=True) if not hit]
-            if sum(hits) == 1 and not syntax.uses(others[0], name):
-                return function
-    return _ternary(name, value)
-
-
-def _ternary(name: str, value: Node) -> str | None:
-    while value.type == "parenthesized_expression" and value.named_child_count == 1:
-        value = value.named_children[0]
-    if value.type != "conditional_expression":
-        return None
-    code = squeeze(text(value)).replace("(", "").replace(")", "")
-    n = re.escape(name)
-    for pattern, op in (
-        (rf"{n}<(.+)\?\1:{n}", "max"),
-        (rf"(.+)>{n}\?\1:{n}", "max"),
-        (rf"{n}>(.+)\?{n}:\1", "max"),
-        (rf"{n}>(.+)\?\1:{n}", "min"),
-        (rf"(.+)<{n}\?\1:{n}", "min"),
-        (rf"{n}<(.+)\?{n}:\1", "min"),
-    ):
-        if re.fullmatch(pattern, code):
-            return op
-    return None
-
-
 # ---------------------------------------------------------------- edits
 
 
@@ -266,7 +183,7 @@ def lane_name(context: Context) -> str:
     return context.unused("lane")
 
 
-def _edit_loop(context: Context, loop: CountedLoop, reductions: list[Reduction]) -> list[Edit]:
+def _edit_loop(context: Context, loop: CountedLoop, folds: list[Reduction]) -> list[Edit]:
     lane = lane_name(context)
     start = text(loop.start)
     first = lane if start == "0" else f"{start} + {lane}"
@@ -275,8 +192,8 @@ def _edit_loop(context: Context, loop: CountedLoop, reductions: list[Reduction])
     step = _step(context)
     end = loop.node.end_byte
     after = ""
-    for r in reductions:
-        if _needs_partial(context, r):
+    for r in folds:
+        if needs_partial(context.body, r):
             raise RuleRefused(f"{r.name} does not start from {'0' if r.op == '+' else '1'} before the loop")
         offset = context.unused("offset")
         head = f"{context.eol}{indent}for (int {offset} = {WARP // 2}; {offset} > 0; {offset} /= 2)"
@@ -293,24 +210,6 @@ def _step(context: Context) -> str:
     body = context.indent(next(iter(syntax.statements(context.body))).start_byte)
     outer = context.indent(context.kernel.body.start)
     return body[len(outer) :] or "    "
-
-
-def _needs_partial(context: Context, reduction: Reduction) -> bool:
-    """A sum must start from 0 (a product from 1), else every lane would add the start value again."""
-    if reduction.op not in "+*":
-        return False
-    neutral = (
-        r"0(\.0*)?f?|\w+\(0(\.0*)?f?\)|\(\w+\)0(\.0*)?f?" if reduction.op == "+" else r"1(\.0*)?f?|\w+\(1(\.0*)?f?\)"
-    )
-    before = [
-        w
-        for w in syntax.writes(context.body)
-        if w.name == reduction.name and w.node.start_byte < reduction.loop.node.start_byte
-    ]
-    if not before:
-        return True
-    last = before[-1]
-    return last.op not in ("init", "=") or last.value is None or not re.fullmatch(neutral, squeeze(text(last.value)))
 
 
 def _guard_stores(context: Context, loops: list[CountedLoop]) -> list[Edit]:
