@@ -99,6 +99,24 @@ def over(code: str, k: int) -> str:
     return f"({code} + {k - 1}) / {k}"
 
 
+def regrid(context: Context, site: LaunchSite, grid: str, block: str, new: int) -> str:
+    """Text for ceil(grid · block / new), short where the text says that one block is a multiple of the other."""
+    old = int(block) if block.isdigit() else _constant(context, block, site.span.start)
+    if old == new:
+        return grid
+    if old is not None and old % new == 0:
+        return times(grid, old // new)
+    if old is not None and new % old == 0:
+        return over(grid, new // old)
+    return over(f"{paren(grid)} * {paren(block)}", new)
+
+
+def _constant(context: Context, code: str, at: int) -> int | None:
+    """The value of a name that stands for a number."""
+    value = declared.declared(context.module, code, at).value if code.isidentifier() else None
+    return int(text(value)) if value is not None and text(value).isdigit() else None
+
+
 def dims(parts: tuple[str, str, str]) -> str:
     """The shortest spelling of an extent: an integer when y and z are 1."""
     if parts[1:] == ("1", "1"):

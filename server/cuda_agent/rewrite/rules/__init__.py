@@ -11,12 +11,14 @@ from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
+from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 
 RULES: tuple[Rule, ...] = (
     RowPerWarp(),
     Coalesce(),
+    SplitReduction(),
     GridSize(),
     Vectorize(),
     BlockShape(),

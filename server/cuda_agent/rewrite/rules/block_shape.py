@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, LaunchMap, LaunchSite
+from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.source import declared
 
 _ONE = ((64, 1), (128, 1), (256, 1), (512, 1), (32, 1), (1024, 1))
 _TWO = ((32, 8), (32, 4), (64, 4), (128, 2), (32, 16), (256, 1))
@@ -58,32 +57,14 @@ class BlockShape(Rule):
             gx, gy, gz = launches.axes(context, one.grid, one.span.start)
             bx, by, _ = launches.block_axes(context, one.block, one.span.start)
             grid = (
-                _regrid(context, one, gx, bx, x),
-                gy if y == 1 and by == "1" else _regrid(context, one, gy, by, y),
+                launches.regrid(context, one, gx, bx, x),
+                gy if y == 1 and by == "1" else launches.regrid(context, one, gy, by, y),
                 gz,
             )
             edits += list(with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
         rows = f"ceil_div(gy * by, {y})" if y > 1 else "gy * by"
         mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", rows, "gz"), block=(str(x), str(y), "1"))
         return Rewrite(tuple(edits), mapping, tuple(assumptions))
-
-
-def _regrid(context: Context, site: LaunchSite, grid: str, block: str, new: int) -> str:
-    """Text for ceil(grid · block / new), short where the text says that one block is a multiple of the other."""
-    old = int(block) if block.isdigit() else _constant(context, block, site.span.start)
-    if old == new:
-        return grid
-    if old is not None and old % new == 0:
-        return launches.times(grid, old // new)
-    if old is not None and new % old == 0:
-        return launches.over(grid, new // old)
-    return launches.over(f"{launches.paren(grid)} * {launches.paren(block)}", new)
-
-
-def _constant(context: Context, code: str, at: int) -> int | None:
-    """The value of a name that stands for a number."""
-    value = declared.declared(context.module, code, at).value if code.isidentifier() else None
-    return int(text(value)) if value is not None and text(value).isdigit() else None
 
 
 def index_axes(context: Context) -> set[str]:

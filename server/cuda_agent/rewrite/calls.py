@@ -1,0 +1,71 @@
+"""What a called function may do to its caller: store, change an argument, or make threads work together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from tree_sitter import Node
+
+from cuda_agent.judge.vocabulary import CALLS
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.syntax import text
+from cuda_agent.source.symbols import Module
+from cuda_agent.source.tree import arguments, callee
+
+STORES = frozenset(("__stcs", "__stcg", "__stwb", "__stwt", "memcpy", "memset", "__pipeline_memcpy_async"))
+_MOVES = frozenset(("swap",))
+_DEPTH = 4
+
+
+@lru_cache(maxsize=64)
+def definitions(module: Module) -> dict[str, list[Node]]:
+    """The functions that a file defines, by their plain name."""
+    found: dict[str, list[Node]] = {}
+    for node in syntax.of_type(module.root, "function_definition"):
+        declarator = next(syntax.of_type(node, "function_declarator"), None)
+        name = declarator.child_by_field_name("declarator") if declarator is not None else None
+        if name is not None:
+            found.setdefault(text(name).rpartition("::")[2].partition("<")[0], []).append(node)
+    return found
+
+
+def unknown(module: Module, node: Node) -> Iterator[tuple[str, Node]]:
+    """Calls under `node` of functions whose effect is not known: neither CUDA's own nor of this file."""
+    for call in syntax.of_type(node, "call_expression"):
+        name = callee(call)
+        if name is not None and name not in CALLS and name not in definitions(module):
+            yield name, call
+
+
+def effect(module: Module, call: Node, depth: int = 0) -> str | None:
+    """What a call does beside giving a value, in words; None when nothing, as far as this file tells."""
+    name = callee(call) or ""
+    if name.startswith("atomic"):
+        return f"{name} updates memory"
+    if name in STORES:
+        return f"{name} stores"
+    if name in _MOVES:
+        return f"{name} changes its arguments"
+    if syntax.COOPERATION.search(name):
+        return f"{name} makes threads work together"
+    if name in CALLS:
+        return next((f"{name} stores to {text(a)}" for a in arguments(call) if text(a).startswith("&")), None)
+    for definition in definitions(module).get(name, ()) if depth < _DEPTH else ():
+        body = definition.child_by_field_name("body")
+        if body is None or "__global__" in text(definition).partition("{")[0]:
+            continue
+        code = text(body)
+        if syntax.COOPERATION.search(code) or re.search(r"\b(threadIdx|blockIdx|blockDim|gridDim)\b", code):
+            return f"{name} depends on the other threads"
+        parameters = next(syntax.of_type(definition, "parameter_list"), None)
+        for parameter in syntax.of_type(parameters, "parameter_declaration") if parameters is not None else ():
+            if next(syntax.of_type(parameter, "reference_declarator"), None) and "const" not in text(parameter):
+                return f"{name} may change its arguments"
+        if syntax.memory_writes(body):
+            return f"{name} stores"
+        for inner in syntax.of_type(body, "call_expression"):
+            if said := effect(module, inner, depth + 1):
+                return f"{name}: {said}"
+    return None

@@ -1,0 +1,226 @@
+"""Where statements stand and what they touch: guards, stores, pure statements, and the lines of an edit."""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from cuda_agent.model import Assumption, Edit, Span
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.calls import STORES, effect, unknown
+from cuda_agent.rewrite.carried import local_array
+from cuda_agent.rewrite.rule import Context
+from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.source.declared import expression
+from cuda_agent.source.tree import arguments, base, callee, strip_parens
+
+_OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
+
+
+def statements(block: Node) -> list[Node]:
+    """As `syntax.statements`, without pragmas."""
+    return [s for s in syntax.statements(block) if not s.type.startswith("preproc")]
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def condition(statement: Node) -> str | None:
+    """The condition of an `if` without `else` around a block."""
+    if statement.type != "if_statement" or statement.child_by_field_name("alternative") is not None:
+        return None
+    if syntax.field(statement, "consequence").type != "compound_statement":
+        return None
+    return text(strip_parens(syntax.field(statement, "condition")))
+
+
+def leaving(statement: Node) -> tuple[str, str] | None:
+    """(in range, out of range) of `if (out of range) return;`."""
+    if statement.type != "if_statement" or statement.child_by_field_name("alternative") is not None:
+        return None
+    if squeeze(text(syntax.field(statement, "consequence"))) not in ("return;", "{return;}"):
+        return None
+    outside = text(strip_parens(syntax.field(statement, "condition")))
+    return negated(outside), outside
+
+
+def negated(code: str) -> str:
+    """The opposite condition, in the words a person would choose."""
+    node = _parsed(code)
+    if node.type == "binary_expression":
+        operator = text(syntax.field(node, "operator"))
+        left, right = syntax.field(node, "left"), syntax.field(node, "right")
+        if operator in _OPPOSITE:
+            return f"{text(left)} {_OPPOSITE[operator]} {text(right)}"
+        if operator in ("||", "&&"):
+            one, other = negated(text(left)), negated(text(right))
+            if operator == "&&":
+                return f"{one} || {other}"
+            return f"{conjunct(one)} && {conjunct(other)}"
+    if node.type == "unary_expression" and text(syntax.field(node, "operator")) == "!":
+        return text(strip_parens(syntax.field(node, "argument")))
+    return f"!({code})"
+
+
+def conjunct(code: str) -> str:
+    """The condition as a part of an `&&`."""
+    node = _parsed(code)
+    operator = text(syntax.field(node, "operator")) if node.type == "binary_expression" else ""
+    return f"({code})" if operator == "||" or node.type == "conditional_expression" else code
+
+
+def disjunct(code: str) -> str:
+    """The condition as a part of an `||`."""
+    return f"({code})" if _parsed(code).type == "conditional_expression" else code
+
+
+def _parsed(code: str) -> Node:
+    return expression(code)
+
+
+def breaks(body: Node) -> bool:
+    """Whether a `break` may end the loop itself (not a loop or switch inside it)."""
+    for node in syntax.of_type(body, "break_statement"):
+        above = node.parent
+        while above is not None and above.id != body.id and above.type not in (*syntax.LOOPS, "switch_statement"):
+            above = above.parent
+        if above is None or above.id == body.id:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- what a statement touches
+
+
+def stores(context: Context, node: Node) -> bool:
+    """Whether memory beyond the thread's own may change: a store, an atomic, a call that stores."""
+    return bool(stored(context, node)) or any(
+        effect(context.module, call) is not None for call in syntax.of_type(node, "call_expression")
+    )
+
+
+def stored(context: Context, node: Node) -> list[tuple[str, Node]]:
+    """(root name, target) of every store to memory beyond the thread's own."""
+    found = []
+    for write in syntax.writes(node):
+        if write.target.type not in ("subscript_expression", "pointer_expression", "field_expression"):
+            continue
+        if write.op == "init":
+            continue
+        root = base(write.target)
+        first = next(syntax.of_type(root, "identifier"), None)
+        name = text(first) if first is not None else ""
+        plain = write.target.type == "field_expression" and not re.search(r"->|\[|\*", text(write.target))
+        if not plain and not local_array(context, name):
+            found.append((name, write.target))
+    for call in syntax.of_type(node, "call_expression"):
+        if callee(call) in STORES and arguments(call):
+            first = next(syntax.of_type(arguments(call)[0], "identifier"), None)
+            found.append((text(first) if first is not None else "", arguments(call)[0]))
+    return found
+
+
+def pure(context: Context, statement: Node) -> bool:
+    """Whether a statement reads and writes no memory, so that a thread without an output may run it."""
+    for node in syntax.walk(statement):
+        if node.type == "subscript_expression" or (node.type == "field_expression" and "->" in text(node)):
+            array = base(node)
+            if not (array.type == "identifier" and local_array(context, text(array))) and not _addressed(node):
+                return False
+        if node.type == "pointer_expression" and text(node).startswith("*"):
+            return False
+        if node.type == "call_expression" and (effect(context.module, node) or _reads(node)):
+            return False
+    return next(unknown(context.module, statement), None) is None
+
+
+def _addressed(node: Node) -> bool:
+    """`&x[i]` computes an address only."""
+    above = node.parent
+    return above is not None and above.type == "pointer_expression" and text(above).startswith("&")
+
+
+def _reads(call: Node) -> bool:
+    return re.match(r"__ld|atomic|memcpy", callee(call) or "") is not None
+
+
+def trusted(context: Context, node: Node) -> tuple[Assumption, ...]:
+    """One assumption for each function whose effect is not known."""
+    names = dict.fromkeys(name for name, _ in unknown(context.module, node))
+    return tuple(Assumption(f"{name} only computes: it stores nothing", "assumed") for name in names)
+
+
+def names(declaration: Node) -> set[str]:
+    """The variables that a declaration declares."""
+    return syntax.declared(declaration) if declaration.type == "declaration" else set()
+
+
+def initialised(declaration: Node) -> tuple[str, list[tuple[str, Node]]]:
+    """Type, and names with their values, of a declaration of plain variables that all have one; no names otherwise."""
+    kind = declaration.child_by_field_name("type")
+    found = []
+    for one in declaration.children_by_field_name("declarator") if declaration.type == "declaration" else ():
+        name, value = one.child_by_field_name("declarator"), one.child_by_field_name("value")
+        if name is None or value is None or name.type != "identifier" or value.type == "initializer_list":
+            return "", []
+        found.append((text(name), value))
+    return (text(kind), found) if kind is not None else ("", [])
+
+
+# ---------------------------------------------------------------- lines and names
+
+
+def unused(context: Context, name: str) -> str:
+    """`name`, or `name` with a number when the kernel or a macro has it already."""
+    taken = syntax.identifiers(context.module.node(context.kernel.span)) | {p.name for p in context.kernel.params}
+    code = context.module.document.text
+    free = (n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
+    return next(n for n in free if not re.search(rf"#\s*define\s+{n}\b", code))
+
+
+def step(context: Context) -> str:
+    """One indentation step of the file."""
+    inner = statements(context.body)
+    body = context.indent(inner[0].start_byte) if inner else ""
+    return body[len(context.indent(context.kernel.body.start)) :] or "    "
+
+
+def line_of(context: Context, span: Span) -> Span:
+    """The span with its line's indentation and end, where nothing else stands on its lines; a comment at the end goes
+    with it."""
+    data = context.module.document.data
+    start = data.rfind(b"\n", 0, span.start) + 1
+    end = data.find(b"\n", span.end)
+    if end == -1 or data[start : span.start].strip():
+        return span
+    rest = data[span.end : end].strip()
+    return Span(start, end + 1) if not rest or rest.startswith(b"//") else span
+
+
+def start_with_pragma(context: Context, node: Node) -> int:
+    """Where the statement starts, or the `#pragma` in front of it."""
+    above = node.prev_named_sibling
+    while above is not None and above.type.startswith("preproc") and "pragma" in text(above):
+        node, above = above, above.prev_named_sibling
+    return node.start_byte
+
+
+def same_line_brace(context: Context, statement: Node) -> bool:
+    """Whether the block's brace stands on the line of its `if`."""
+    block = syntax.field(statement, "consequence")
+    return b"\n" not in context.module.document.data[statement.start_byte : block.start_byte]
+
+
+def indented(context: Context, span: Span, by: str) -> list[Edit]:
+    """One step more in front of every line that starts inside the span and is not empty."""
+    data = context.module.document.data
+    edits = []
+    at = data.find(b"\n", span.start)
+    while at != -1 and at + 1 < span.end:
+        line_end = data.find(b"\n", at + 1)
+        line = data[at + 1 : line_end if line_end != -1 else len(data)]
+        if line.strip() and not line.startswith(b"#"):
+            edits.append(Edit(Span(at + 1, at + 1), by))
+        at = line_end
+    return edits

@@ -1,0 +1,205 @@
+"""Counting loops: what they run over, how often, and the edits that spread their iterations over lanes or blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from cuda_agent.model import Edit
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.rule import Context
+from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.source import declared
+from cuda_agent.source.tree import strip_parens
+
+_NARROW = re.compile(r"(?:const\s+)?(?:unsigned|signed|int|unsigned int|uint|short|char|u?int(?:8|16|32)_t)")
+_TIGHT = frozenset(("+", "-", "*", "/", "%"))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`for (v = start; v < bound; v += step)`, up or down, where nothing else changes v, step or bound."""
+
+    node: Node
+    variable: str
+    type: str  # of the variable as declared in the loop; "" when it is declared before
+    start: Node
+    relation: str  # < <= > >=
+    bound: Node
+    step: str  # a positive amount
+    update: Node
+    body: Node
+
+    @property
+    def up(self) -> bool:
+        return self.relation.startswith("<")
+
+
+def counting(node: Node) -> Loop | None:
+    """The loop as a counting one, None when it is none."""
+    if node.type != "for_statement":
+        return None
+    condition, update, body = (node.child_by_field_name(f) for f in ("condition", "update", "body"))
+    first = _first(node.child_by_field_name("initializer"))
+    if first is None or condition is None or update is None or body is None:
+        return None
+    variable, start, type_ = first
+    condition = strip_parens(condition)
+    if condition.type != "binary_expression" or text(syntax.field(condition, "left")) != variable:
+        return None
+    relation, bound = text(syntax.field(condition, "operator")), syntax.field(condition, "right")
+    step = _step(update, variable, up=relation.startswith("<"))
+    if relation not in ("<", "<=", ">", ">=") or step is None:
+        return None
+    fixed = {variable} | syntax.identifiers(bound) | set(re.findall(r"[A-Za-z_]\w*", step))
+    stored = {name for w in syntax.writes(body) if (name := _root(w.target)) is not None}
+    if stored & fixed or syntax.uses(bound, variable) or any(f"&{name}" in squeeze(text(body)) for name in fixed):
+        return None
+    return Loop(node, variable, type_, start, relation, bound, step, update, body)
+
+
+def _first(init: Node | None) -> tuple[str, Node, str] | None:
+    """(variable, start, declared type) of a loop's initialiser."""
+    if init is None:
+        return None
+    if init.type == "assignment_expression" and text(syntax.field(init, "operator")) == "=":
+        left = syntax.field(init, "left")
+        return (text(left), syntax.field(init, "right"), "") if left.type == "identifier" else None
+    declarators = init.children_by_field_name("declarator")
+    if init.type != "declaration" or len(declarators) != 1 or declarators[0].type != "init_declarator":
+        return None
+    name, start = declarators[0].child_by_field_name("declarator"), declarators[0].child_by_field_name("value")
+    kind = init.child_by_field_name("type")
+    if name is None or start is None or kind is None or name.type != "identifier":
+        return None
+    return text(name), start, text(kind)
+
+
+def _step(update: Node, variable: str, up: bool) -> str | None:
+    code = squeeze(text(update))
+    sign = "+" if up else "-"
+    if code in (f"{variable}{sign}{sign}", f"{sign}{sign}{variable}"):
+        return "1"
+    right = update.child_by_field_name("right")
+    if update.type != "assignment_expression" or right is None or next(syntax.of_type(right, "call_expression"), None):
+        return None
+    operator, left = text(syntax.field(update, "operator")), text(syntax.field(update, "left"))
+    if left != variable:
+        return None
+    if operator == f"{sign}=":
+        return text(right) if not syntax.uses(right, variable) else None
+    if operator == "=" and right.type == "binary_expression" and text(syntax.field(right, "operator")) == sign:
+        one, other = syntax.field(right, "left"), syntax.field(right, "right")
+        return text(other) if text(one) == variable and not syntax.uses(other, variable) else None
+    return None
+
+
+def _root(target: Node) -> str | None:
+    found = next(syntax.of_type(target, "identifier"), None)
+    return text(found) if found is not None else None
+
+
+def paren(code: str, node: Node | None = None) -> str:
+    """The code as one operand of a sum: in parentheses when it binds less tightly."""
+    node = declared.expression(code) if node is None else node
+    loose = node.type in ("conditional_expression", "assignment_expression", "comma_expression") or (
+        node.type == "binary_expression" and text(syntax.field(node, "operator")) not in _TIGHT
+    )
+    return f"({code})" if loose else code
+
+
+def factor(code: str) -> str:
+    """The code as a factor of a product."""
+    return code if re.fullmatch(r"[\w.]+", code) else f"({code})"
+
+
+def spread(context: Context, loop: Loop, lane: str, lanes: str) -> list[Edit]:
+    """Edits by which lane `lane` of `lanes` runs every `lanes`-th iteration, from its own one on."""
+    start, sign = context.slice(syntax.span(loop.start)), "+" if loop.up else "-"
+    own = lane if loop.step == "1" else f"{lane} * {factor(loop.step)}"
+    if start == "0" and loop.up:
+        first = own
+    else:
+        signed = re.fullmatch(r"\w+", lane) or _NARROW.fullmatch(_type(context, loop)) or start.isdigit()
+        first = f"{paren(start, strip_parens(loop.start))} {sign} {own if signed else f'(int){own}'}"
+    by = lanes if loop.step == "1" else f"{lanes} * {factor(loop.step)}"
+    return [
+        Edit(syntax.span(loop.start), first),
+        Edit(syntax.span(loop.update), f"{loop.variable} {sign}= {by}"),
+    ]
+
+
+def _type(context: Context, loop: Loop) -> str:
+    return loop.type or type_of(context, loop.variable) or ""
+
+
+def declaration_of(context: Context, name: str) -> Node | None:
+    """The one declaration of a local variable in the kernel; None when there are several or none."""
+    found = [d for d in syntax.of_type(context.body, "declaration") if name in _names(d)]
+    return found[0] if len(found) == 1 else None
+
+
+def _names(declaration: Node) -> set[str]:
+    return {
+        text(one)
+        for child in declaration.children_by_field_name("declarator")
+        if (one := next(syntax.of_type(child, "identifier"), None)) is not None
+    }
+
+
+def type_of(context: Context, name: str) -> str | None:
+    """The declared type of a plain local variable or parameter, without const; None when it is none or not known."""
+    node = declaration_of(context, name)
+    if node is None:
+        found = next((p for p in context.kernel.params if p.name == name), None)
+        return re.sub(r"\bconst\b", "", found.type).strip() if found is not None and not found.pointer else None
+    for child in node.children_by_field_name("declarator"):
+        one = child.child_by_field_name("declarator") if child.type == "init_declarator" else child
+        if one is not None and one.type == "identifier" and text(one) == name:
+            return text(syntax.field(node, "type"))
+    return None
+
+
+def value(context: Context, node: Node, depth: int = 0) -> int | None:
+    """The largest value of an integer expression in the captured launches; None when the text and they do not say."""
+    node = strip_parens(node)
+    if node.type == "number_literal":
+        digits = text(node).rstrip("uUlL")
+        return int(digits, 0) if re.fullmatch(r"0[xX][\da-fA-F]+|[1-9]\d*|0", digits) else None
+    if node.type == "cast_expression":
+        return value(context, syntax.field(node, "value"), depth)
+    if node.type == "identifier" and depth < 8:
+        name = text(node)
+        if any(p.name == name for p in context.kernel.params):
+            return max(context.captured(name), default=None)
+        if declaration_of(context, name) is not None:
+            writes = [w for w in syntax.writes(context.body) if w.name == name]
+            known = writes[0].value if len(writes) == 1 and writes[0].op == "init" else None
+        else:
+            known = declared.declared(context.module, name, context.kernel.body.end - 1).value
+        return value(context, known, depth + 1) if known is not None else None
+    if node.type == "binary_expression":
+        left, right = (value(context, syntax.field(node, side), depth) for side in ("left", "right"))
+        if left is None or right is None:
+            return None
+        match text(syntax.field(node, "operator")):
+            case "+":
+                return left + right
+            case "-":
+                return left - right
+            case "*":
+                return left * right
+            case "/":
+                return left // right if right > 0 and left >= 0 else None
+    return None
+
+
+def trips(context: Context, loop: Loop) -> int | None:
+    """About how many iterations the loop has in the captured launches, at most; None when unknown."""
+    start, bound, step = (value(context, n) for n in (loop.start, loop.bound, declared.expression(loop.step)))
+    if bound is None and loop.up:
+        return None
+    span = (bound or 0) - (start or 0) if loop.up else (start - (bound or 0) if start is not None else None)
+    return span // max(1, step or 1) if span is not None else None
