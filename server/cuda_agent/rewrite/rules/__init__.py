@@ -10,12 +10,14 @@ from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 
 RULES: tuple[Rule, ...] = (
     RowPerWarp(),
     GridSize(),
     Vectorize(),
+    VectorLoop(),
     BlockShape(),
     Restrict(),
     Unroll(),
