@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.grid_size import GridSize
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     BlockShape(),
     Restrict(),
     Unroll(),
+    BatchLoads(),
     Coarsen(),
     LaunchBounds(),
 )

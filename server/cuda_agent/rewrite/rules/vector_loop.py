@@ -38,13 +38,14 @@ from dataclasses import dataclass
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.judge import launch_text
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.rules.row_per_warp import _operation
 from cuda_agent.rewrite.streams.access import Access, Body
+from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
 from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, lanes_of, strided_loop
 from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.streams.render import Rendered, render
@@ -181,7 +182,7 @@ def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Pla
         if not uniform.value(loop.bound):
             raise RuleRefused("threads that share the loop end it at different places")
     sums = carried(loop, shared=lanes is not None)
-    roots, loose = _roots(names, body)
+    roots, loose = touched(names, body)
     found = _candidates(context, names, body, roots, loose, uniform)
     if not found:
         raise RuleRefused("no array is read or written at neighbouring places in every iteration")
@@ -189,28 +190,10 @@ def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Pla
     width = nbytes // largest
     if width < 2:
         raise RuleRefused(f"one element has {largest} bytes")
-    _check_long(context, loop, width)
+    check_long(context, loop, width)
     taken: set[str] = set()
     streams = [_stream(context, a, size, element, width, body, taken) for a, size, element in found.values()]
     return Plan(loop, lanes, body, streams, roots, sums)
-
-
-def hiding_macro(context: Context, loop: StridedLoop) -> str | None:
-    """A macro in the body that writes, reads an array or uses the loop's variable: the tree does not show it."""
-    words = set(re.findall(r"[A-Za-z_]\w*", context.slice(syntax.span(loop.body))))
-    for name, parameters, code in macros(context):
-        inner = code if loop.variable not in re.findall(r"\w+", parameters or "") else ""
-        if name in words and (
-            re.search(r"\[|(?<![=!<>])=(?!=)|\+\+|--", code) or re.search(rf"\b{loop.variable}\b", inner)
-        ):
-            return name
-    return None
-
-
-def macros(context: Context) -> list[tuple[str, str, str]]:
-    """(name, parameters, body) of the file's macros."""
-    text = context.text.replace("\\\r\n", " ").replace("\\\n", " ")
-    return re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\([^)\n]*\))?[ \t]*(.*)$", text, re.M)
 
 
 def carried(loop: StridedLoop, *, shared: bool) -> bool:
@@ -258,64 +241,6 @@ def _is_local_array(name: Node, loop: StridedLoop) -> bool:
                         return True
         current = current.parent
     return False
-
-
-def _roots(names: Names, body: Body) -> tuple[dict[str, bool], set[str]]:
-    """What the body touches (→ whether it writes there), and what it touches in ways that are not single elements."""
-    roots: dict[str, bool] = {}
-    loose: set[str] = set()
-    known = {a.node.id for a in body.accesses}
-    for access in body.accesses:
-        root = names.root(access.array)
-        if root is None and access.kind != "read" and not _declared_in_kernel(names, access.array):
-            raise RuleRefused(f"it cannot be told where {text(access.node)} writes")
-        if root is not None:
-            roots[root] = roots.get(root, False) or access.kind != "read"
-    for write in syntax.writes(body.body):
-        if write.op == "init" or write.target.type == "identifier" or write.target.id in known:
-            continue
-        root = names.root(write.target)
-        if root is None and not _declared_in_kernel(names, write.target):
-            raise RuleRefused(f"it cannot be told where {text(write.target)} writes")
-        if root is not None:
-            roots[root] = True
-            loose.add(root)
-    for name, call in syntax.calls(body.body):
-        if call.id in known:
-            continue
-        for argument in syntax.field(call, "arguments").named_children:
-            pointer = argument.type in ("identifier", "pointer_expression", "binary_expression")
-            root = names.root(_pointed_at(argument)) if pointer else None
-            if root is not None and not _plain_value(names, argument):
-                roots[root] = roots.get(root, False) or name.startswith("atomic") or not _const(names, root)
-                loose.add(root)
-    return roots, loose
-
-
-def _pointed_at(node: Node) -> Node:
-    inner = node.child_by_field_name("argument")
-    return inner if node.type == "pointer_expression" and inner is not None else node
-
-
-def _plain_value(names: Names, node: Node) -> bool:
-    """An argument that hands on no pointer: `*p`, a scalar."""
-    return node.type == "pointer_expression" and text(node).startswith("*")
-
-
-def _const(names: Names, root: str) -> bool:
-    return root in names.params and names.params[root].const
-
-
-def _declared_in_kernel(names: Names, target: Node) -> bool:
-    """A thread's own array or structure."""
-    while (inner := target.child_by_field_name("argument")) is not None:
-        target = inner
-    if target.type != "identifier":
-        return False
-    return any(
-        text(target) in syntax.declared(n) and not any(True for _ in syntax.of_type(n, "pointer_declarator"))
-        for n in syntax.of_type(names.context.body, "declaration")
-    )
 
 
 def _candidates(
@@ -369,19 +294,6 @@ def _widens(body: Body, access: Access, uniform: Uniform | None) -> str | None:
                 if text(n) != body.variable and body.local(n) is None and not uniform.value(n):
                     return None
     return body.key(access)
-
-
-def _check_long(context: Context, loop: StridedLoop, width: int) -> None:
-    """RuleRefused when the loop is known to be too short for vectors."""
-    code = text(loop.bound)
-    values: tuple[int, ...] = context.captured(code)
-    if code.isdigit():
-        values = (int(code),)
-    elif not values and code.isidentifier():
-        fixed = launch_text.constant(context.module, code, loop.node.start_byte)
-        values = () if fixed is None else (fixed,)
-    if values and max(values) < 2 * width:
-        raise RuleRefused(f"the loop has at most {max(values)} iterations")
 
 
 def _stream(
@@ -440,26 +352,18 @@ def _same_owner(a: Plan, b: Plan) -> bool:
 
 def _edits(context: Context, plans: list[Plan]) -> Iterator[Edit]:
     defined: set[str] = set()
-    used: set[str] = set()
+    used: set[tuple[int, str]] = set()
     done: list[tuple[list[Plan], str]] = []
     for plan in plans:
         shared = next((name for group, name in done if plan in group), None)
         if shared is None:
             group = [p for p in plans if _sharable(context, plan, p)]
-            shared = _fresh(context, "whole", used)
+            shared = fresh(context, plan.loop.node, "whole", used)
             done.append((group, shared))
             head = _limit(plan, group, shared)
         else:
             head = ""
         yield from _split(context, plan, head, shared, defined)
-
-
-def _fresh(context: Context, name: str, used: set[str]) -> str:
-    found = next(
-        n for n in (context.unused(name), *(context.unused(f"{name}{i}") for i in range(2, 100))) if n not in used
-    )
-    used.add(found)
-    return found
 
 
 def _sharable(context: Context, first: Plan, other: Plan) -> bool:
@@ -502,11 +406,9 @@ def _limit(plan: Plan, group: list[Plan], name: str) -> str:
 
 
 def _split(context: Context, plan: Plan, head: str, limit: str, defined: set[str]) -> Iterator[Edit]:
-    loop, width, eol = plan.loop, plan.width, context.eol
-    indent = context.indent(loop.node.start_byte)
-    step = indent[len(context.indent(context.kernel.body.start)) :] or "    "
-    step = _unit(context) or step
-    fours, k = context.unused(f"{loop.variable}{width}"), _index(context, plan)
+    loop, width = plan.loop, plan.width
+    step = unit(context)
+    fours, k = context.unused(f"{loop.variable}{width}"), unused_index(context)
     start = text(loop.start)
     lanes = plan.lanes is not None
     inner = _inner(context, plan, fours, k, step)
@@ -521,18 +423,7 @@ def _split(context: Context, plan: Plan, head: str, limit: str, defined: set[str
         *(step + line if line.strip() else line for line in inner),
         "}",
     ]
-    at = loop.node.start_byte
-    block = loop.node.parent is None or loop.node.parent.type == "compound_statement"
-    if block:
-        yield Edit(Span(at, at), "".join(f"{line}{eol}{indent}" for line in lines))
-    else:  # the loop is the one statement of an `if` or loop: it gets braces
-        before = loop.node.prev_sibling
-        start_of_gap = before.end_byte if before is not None else at
-        own_line = eol in context.slice(Span(start_of_gap, at))
-        inside = indent if own_line else indent + step
-        yield Edit(Span(start_of_gap, at), " {" + eol + "".join(f"{inside}{line}{eol}" for line in lines) + inside)
-        closing = indent.removesuffix(step) if own_line else indent
-        yield Edit(Span(loop.node.end_byte, loop.node.end_byte), f"{eol}{closing}}}")
+    yield from insert_before(context, loop.node, lines)
     yield Edit(syntax.span(loop.start), f"{limit} + {start}" if lanes else limit)
 
 
@@ -568,14 +459,3 @@ def _address(body: Body, access: Access, value: str) -> str:
         return body.expanded(access.array, value)
     place = body.expanded(access.index, value)
     return f"{access.name} + {place}" if access.node.type != "subscript_expression" else f"&{access.name}[{place}]"
-
-
-def _index(context: Context, plan: Plan) -> str:
-    taken = syntax.identifiers(context.module.node(context.kernel.span))
-    return next(n for n in ("k", "u", "e", *(f"k{i}" for i in range(2, 100))) if n not in taken)
-
-
-def _unit(context: Context) -> str:
-    statements = syntax.statements(context.body)
-    first = context.indent(statements[0].start_byte) if statements else ""
-    return first[len(context.indent(context.kernel.body.start)) :]

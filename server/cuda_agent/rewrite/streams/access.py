@@ -17,10 +17,10 @@ from cuda_agent.rewrite.streams.loops import StridedLoop
 from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.edits import apply
-from cuda_agent.source.tree import is_written, strip_parens
+from cuda_agent.source.tree import enclosing, is_written, strip_parens
 
 LOADS = ("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv")
-_COMPOUND = ("binary_expression", "conditional_expression", "cast_expression")
+_NARROW = frozenset(("char", "unsigned char", "uchar", "short", "unsigned short", "ushort", "bool", "float", "half"))
 STORES = ("__stwb", "__stcg", "__stcs", "__stwt")
 
 
@@ -121,7 +121,11 @@ class Body:
     def local(self, node: Node) -> Node | None:
         """The value of a name that the body declares once and never changes."""
         value = self.names.definition(text(node), node)
-        return value if value is not None and syntax.span(self.body).holds(syntax.span(value)) else None
+        if value is None or not syntax.span(self.body).holds(syntax.span(value)):
+            return None
+        declaration = enclosing(value, "declaration")
+        kind = declaration.child_by_field_name("type") if declaration is not None else None
+        return None if kind is None or text(kind) in _NARROW else value
 
     def unconditional(self, node: Node) -> bool:
         """Whether every iteration reaches the node."""
@@ -148,11 +152,10 @@ class Body:
         edits = []
         for n in syntax.of_type(node, "identifier"):
             if text(n) == self.variable:
-                edits.append(Edit(syntax.span(n), value))
+                edits.append(Edit(syntax.span(n), f"({value})" if " " in value and _tight(n) else value))
             elif (local := self.local(n)) is not None:
                 inner = self.expanded(local, value)
-                simple = strip_parens(local).type not in _COMPOUND
-                edits.append(Edit(syntax.span(n), inner if simple or n == node else f"({inner})"))
+                edits.append(Edit(syntax.span(n), f"({inner})" if _parenthesised(local, n) else inner))
         start = node.start_byte
         moved = [Edit(Span(e.span.start - start, e.span.end - start), e.text) for e in edits]
         return apply(self.context.slice(syntax.span(node)), moved)
@@ -183,6 +186,24 @@ class Body:
     def key(self, access: Access) -> str:
         """Equal for accesses to the same element."""
         return squeeze(self.base(access))
+
+
+def _parenthesised(value: Node, place: Node) -> bool:
+    """Whether the value needs parentheses in that place."""
+    value = strip_parens(value)
+    if value.type == "binary_expression" and text(syntax.field(value, "operator")) in ("+", "-", "*", "/", "%"):
+        return _tight(place)
+    return value.type in ("binary_expression", "conditional_expression", "assignment_expression")
+
+
+def _tight(node: Node) -> bool:
+    """A sum in place of the node needs parentheses: it is a factor, is subtracted or cast."""
+    above = node.parent
+    if above is None or above.type not in ("binary_expression", "cast_expression", "unary_expression"):
+        return False
+    if above.type != "binary_expression":
+        return True
+    return text(syntax.field(above, "operator")) != "+"
 
 
 def _kind(node: Node) -> Literal["read", "write", "update"]:

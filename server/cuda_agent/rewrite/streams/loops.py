@@ -35,6 +35,12 @@ class StridedLoop:
     body: Node
 
 
+def has_pragma(context: Context, loop: Node) -> bool:
+    """A `#pragma` stands on the line before the loop."""
+    lines = context.module.document.data[: loop.start_byte].splitlines()
+    return len(lines) > 1 and lines[-2].lstrip().startswith(b"#pragma") and not lines[-1].strip()
+
+
 def strided_loop(names: Names, node: Node) -> StridedLoop | None:
     """The loop when it has that form, else None."""
     if node.type != "for_statement":
