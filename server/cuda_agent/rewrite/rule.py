@@ -10,6 +10,7 @@ person to read.
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -113,8 +114,11 @@ class Context:
 
     def unused(self, name: str) -> str:
         """`name`, or `name` with a number when the file has it already."""
-        taken = syntax.identifiers(self.module.node(Span(0, len(self.module.document.data))))
-        return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
+        return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in self._taken)
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        return set(re.findall(r"[A-Za-z_]\w*", self.text))
 
     def captured(self, parameter: str) -> tuple[int, ...]:
         """The values an integer parameter had in the captured launches; empty when unknown."""

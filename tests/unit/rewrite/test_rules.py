@@ -37,7 +37,7 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
             else:
                 args.append(Arg(offset, int(value).to_bytes(4, "little", signed=True)))
                 offset += 4
-        launches.append(Launch("_Z1kv", "k()", grid, block, 0, tuple(args), tuple(buffers)))
+        launches.append(Launch(settings.get("mangled", "_Z1kv"), "k()", grid, block, 0, tuple(args), tuple(buffers)))
     return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
@@ -13,6 +14,7 @@ from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 
 RULES: tuple[Rule, ...] = (
@@ -21,10 +23,12 @@ RULES: tuple[Rule, ...] = (
     SplitReduction(),
     GridSize(),
     Vectorize(),
+    VectorLoop(),
     BlockShape(),
     Restrict(),
     Unroll(),
     Specialise(),
+    BatchLoads(),
     Coarsen(),
     LaunchBounds(),
 )

@@ -1,0 +1,212 @@
+"""# 9 · batch-loads: several elements are loaded before the first is used
+
+Where the work on an element branches, stores or divides, the compiler does not move the next element's load above it,
+unrolled or not: every iteration waits for memory.
+
+Before:
+
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        count++;
+        mean += (x[i] - mean) / count;
+    }
+
+After:
+
+    const int stride = blockDim.x;
+    int i4 = threadIdx.x;
+    for (; i4 + 3 * stride < n; i4 += 4 * stride) {
+        float x4[4];
+        #pragma unroll
+        for (int k = 0; k < 4; k++)
+            x4[k] = x[i4 + k * stride];
+        #pragma unroll
+        for (int k = 0; k < 4; k++) {
+            count++;
+            mean += (x4[k] - mean) / count;
+        }
+    }
+    for (int i = i4; i < n; i += blockDim.x) {
+        count++;
+        mean += (x[i] - mean) / count;
+    }
+
+Legal when every iteration makes the load, at a place that the body does not compute from what it changes, from memory
+that the loop does not write (proved; that pointers do not overlap is captured, where the loop writes), and no
+iteration ends the loop. Each thread keeps its elements in their order: bit-exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import Assumption, Edit, Span
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rules.restrict import check_disjoint
+from cuda_agent.rewrite.streams.access import LOADS, Access, Body
+from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
+from cuda_agent.rewrite.streams.loops import StridedLoop, has_pragma, strided_loop
+from cuda_agent.rewrite.streams.names import Names
+from cuda_agent.rewrite.streams.render import render
+from cuda_agent.rewrite.syntax import text
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One loop, and the loads that are made ahead: key → accesses and the type of an element."""
+
+    loop: StridedLoop
+    body: Body
+    loads: dict[str, tuple[list[Access], str]]
+    writes: bool
+
+
+class BatchLoads(Rule):
+    name = "batch-loads"
+    number = 9
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        names = Names(context)
+        batches, why = [], None
+        for node in syntax.of_type(context.body, "for_statement"):
+            inner = syntax.field(node, "body")
+            if next(syntax.of_type(inner, *syntax.LOOPS), None) or has_pragma(context, node):
+                continue
+            loop = strided_loop(names, node)
+            if loop is None:
+                continue
+            try:
+                batches.append(_batch(context, names, loop))
+            except RuleRefused as error:
+                why = error
+        if not batches and why is not None:
+            raise why
+        for elements in (4, 8):
+            if batches:
+                span = Span(batches[0].loop.node.start_byte, batches[-1].loop.node.end_byte)
+                yield Site(self.name, span, {"elements": elements}, {"batches": batches})
+
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        batches: list[Batch] = site.nodes["batches"]
+        count: int = site.params["elements"]
+        assumptions: tuple[Assumption, ...] = ()
+        if any(b.writes for b in batches):
+            check_disjoint(context)
+            known = context.pointer_targets()
+            assumptions = (Assumption("the pointers of one launch never overlap", "captured" if known else "assumed"),)
+        used: set[tuple[int, str]] = set()
+        edits = [e for b in batches for e in _edits(context, b, count, used)]
+        return Rewrite(tuple(edits), assumptions=assumptions)
+
+
+def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
+    body = Body.of(names, loop)
+    if loop.type == "auto":
+        raise RuleRefused("the loop's variable is declared auto")
+    if syntax.COOPERATION.search(text(loop.body)):
+        raise RuleRefused("threads work together inside the loop: they must all stay in step")
+    if hidden := hiding_macro(context, loop):
+        raise RuleRefused(f"the macro {hidden} may hide what the loop does")
+    if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
+        raise RuleRefused("the loop may end early")
+    check_long(context, loop, 4)
+    roots, _ = touched(names, body)
+    found: dict[str, tuple[list[Access], str]] = {}
+    for access in body.accesses:
+        root, element = names.root(access.array), names.element(access.array)
+        if root is None or element is None or roots[root] or access.kind != "read":
+            continue
+        moves = body.coefficient_of(access) != 0
+        if moves and _known_ahead(names, body, access.node, roots):
+            key = _key(body, access)
+            if body.unconditional(access.node) or key in found:
+                found.setdefault(key, ([], element))[0].append(access)
+    if not found:
+        raise RuleRefused("no element is loaded in every iteration from memory that the loop leaves alone")
+    return Batch(loop, body, found, any(roots.values()))
+
+
+def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> bool:
+    """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone."""
+    for n in syntax.of_type(node, "call_expression"):
+        if text(syntax.field(n, "function")) not in LOADS:
+            return False
+    for n in syntax.of_type(node, "subscript_expression"):
+        root = names.root(n)
+        if root is None or roots.get(root, True):
+            return False
+    for n in syntax.of_type(node, "identifier"):
+        name = text(n)
+        if name == body.variable or name in LOADS:
+            continue
+        local = body.local(n)
+        if local is not None:
+            if not _known_ahead(names, body, local, roots):
+                return False
+        elif name in body.written or name in body.declared:
+            return False
+    return True
+
+
+def _key(body: Body, access: Access) -> str:
+    return re.sub(r"\s+", "", body.expanded(access.node, body.variable))
+
+
+# ---------------------------------------------------------------- edits
+
+
+def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]]) -> Iterator[Edit]:
+    loop, body = batch.loop, batch.body
+    first = fresh(context, loop.node, f"{loop.variable}{count}", used)
+    k, step = unused_index(context), unit(context)
+    lines, stride = [], loop.step
+    if not re.fullmatch(r"\d+", stride):
+        stride = fresh(context, loop.node, "stride", used)
+        lines.append(f"const {loop.type} {stride} = {loop.step};")
+    jump = k if stride == "1" else f"{k} * {stride}"
+    ahead = str((count - 1) * int(stride)) if stride.isdigit() else f"{count - 1} * {stride}"
+    whole = str(count * int(stride)) if stride.isdigit() else f"{count} * {stride}"
+    names = _local_names(context, batch, count)
+    lines += [
+        f"{loop.type} {first} = {text(loop.start)};",
+        f"for (; {first} + {ahead} < {text(loop.bound)}; {first} += {whole}) {{",
+    ]
+    kinds: dict[str, list[str]] = {}
+    for key, (_, element) in batch.loads.items():
+        kinds.setdefault(element, []).append(f"{names[key]}[{count}]")
+    lines += [f"{step}{kind} {', '.join(declared)};" for kind, declared in kinds.items()]
+    loads = [
+        f"{names[key]}[{k}] = {body.expanded(accesses[0].node, f'{first} + {jump}')};"
+        for key, (accesses, _) in batch.loads.items()
+    ]
+    lines += _unrolled(loads, k, count, step)
+    places = {a: f"{names[key]}[{k}]" for key, (accesses, _) in batch.loads.items() for a in accesses}
+    rendered = render(body, places)
+    own = [f"const {loop.type} {loop.variable} = {first} + {jump};"] if rendered.uses_variable else []
+    lines += _unrolled([*own, *rendered.lines], k, count, step, len(own) + rendered.statements)
+    lines.append("}")
+    yield from insert_before(context, loop.node, lines)
+    yield Edit(syntax.span(loop.start), first)
+
+
+def _unrolled(lines: list[str], k: str, count: int, step: str, statements: int = 0) -> list[str]:
+    braces = (statements or len(lines)) > 1
+    head = f"for (int {k} = 0; {k} < {count}; {k}++)" + (" {" if braces else "")
+    inner = [step + line if line.strip() else line for line in lines]
+    return [step + line for line in ("#pragma unroll", head, *inner, *(["}"] if braces else []))]
+
+
+def _local_names(context: Context, batch: Batch, count: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, (accesses, _) in batch.loads.items():
+        name = context.unused(f"{accesses[0].name}{count}")
+        while name in found.values():
+            name += "b"
+        found[key] = name
+    return found

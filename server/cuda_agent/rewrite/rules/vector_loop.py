@@ -1,0 +1,461 @@
+"""# 6 · vector-loop: 128-bit loads and stores in loops
+
+A loop in which a thread, or the threads of a warp or block together, walk neighbouring elements moves 4 bytes an
+instruction; with 16 bytes there are a quarter of the instructions and four times the bytes in flight.
+
+Before:
+
+    for (int c = threadIdx.x; c < cols; c += blockDim.x)
+        sum += in[row * cols + c];
+
+After:
+
+    const int whole = reinterpret_cast<size_t>(in + row * cols) % 16 == 0 ? cols / 4 * 4 : 0;
+    for (int c4 = threadIdx.x * 4; c4 < whole; c4 += blockDim.x * 4) {
+        __align__(16) float in4[4];
+        *reinterpret_cast<float4 *>(in4) = *reinterpret_cast<const float4 *>(&in[row * cols + c4]);
+        #pragma unroll
+        for (int k = 0; k < 4; k++)
+            sum += in4[k];
+    }
+    for (int c = whole + threadIdx.x; c < cols; c += blockDim.x)
+        sum += in[row * cols + c];
+
+Legal when start and step are those of all threads of a warp, block or grid, which reach the loop together, so that
+other threads may take other elements; what is carried from one element to the next is a sum, product, minimum or
+maximum; and an array that the loop writes is touched by it at the element's own place only (all proved). A loop with
+step 1 keeps its order. The pointers of one launch do not overlap (captured, where the loop writes). Rows that do not
+start at a whole vector keep the old loop, which also takes what is left at the end: right for every size and
+address. A loop with step 1 is bit-exact; sums shared among threads change their order: class "reassociated".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from cuda_agent.errors import RuleRefused
+from cuda_agent.model import Assumption, Edit, NumericClass, Span
+from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rules.restrict import check_disjoint
+from cuda_agent.rewrite.rules.row_per_warp import _operation
+from cuda_agent.rewrite.streams.access import Access, Body
+from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
+from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, lanes_of, strided_loop
+from cuda_agent.rewrite.streams.names import Names
+from cuda_agent.rewrite.streams.render import Rendered, render
+from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size
+from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.source.tree import name_of
+
+_BARRIER = re.compile(r"__sync|\.sync\(|\bsync\(")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Accesses to the same element of an iteration, and the vector that stands for them."""
+
+    vector: Vector
+    accesses: list[Access]
+    base: str  # address of element 0
+    check: bool  # the address must be looked at when the kernel runs
+
+    @property
+    def hint(self) -> str:
+        return self.accesses[0].hint
+
+    @property
+    def loaded(self) -> bool:
+        """Something is read before a statement has stored the element."""
+        stored = min((_statement_end(a.node) for a in self.accesses if a.kind == "write"), default=None)
+        return any(a.kind != "write" and (stored is None or a.node.start_byte < stored) for a in self.accesses)
+
+    @property
+    def stored(self) -> bool:
+        return any(a.kind != "read" for a in self.accesses)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One loop and how it becomes two."""
+
+    loop: StridedLoop
+    lanes: Lanes | None
+    body: Body
+    streams: list[Stream]
+    roots: dict[str, bool]  # what the body touches → whether it writes there
+    sums: bool  # an accumulator whose order matters
+
+    @property
+    def width(self) -> int:
+        return self.streams[0].vector.width
+
+
+def _statement_end(node: Node) -> int:
+    while node.parent is not None and not node.type.endswith("statement"):
+        node = node.parent
+    return node.end_byte
+
+
+class VectorLoop(Rule):
+    name = "vector-loop"
+    number = 6
+
+    def sites(self, context: Context) -> Iterator[Site]:
+        loops = list(syntax.of_type(context.body, "for_statement"))
+        if not loops:
+            return
+        for nbytes in (16, 8):
+            plans, why = _plans(context, loops, nbytes)
+            if not plans and why is not None:
+                raise why
+            if plans:
+                span = Span(plans[0].loop.node.start_byte, plans[-1].loop.node.end_byte)
+                yield Site(self.name, span, {"bytes": nbytes}, {"plans": plans})
+
+    def rewrite(self, context: Context, site: Site) -> Rewrite:
+        plans: list[Plan] = site.nodes["plans"]
+        assumptions = []
+        if any(any(p.roots.values()) for p in plans):
+            check_disjoint(context)
+            known = context.pointer_targets()
+            assumptions.append(
+                Assumption("the pointers of one launch never overlap", "captured" if known else "assumed")
+            )
+        _check_owners(context, plans)
+        bare = sorted({s.base for p in plans for s in p.streams if not s.check})
+        if bare:
+            assumptions.append(
+                Assumption(f"aligned to {site.params['bytes']} bytes at every launch: {', '.join(bare)}", "captured")
+            )
+        shared = [p for p in plans if p.lanes is not None]
+        assumptions += [Assumption(a, "assumed") for p in shared if p.lanes and (a := p.lanes.assumed)]
+        if shared:
+            assumptions.append(Assumption("the threads that share a loop may take any of its elements", "proved"))
+        numeric: NumericClass = "reassociated" if any(p.sums for p in shared) else "bit-exact"
+        return Rewrite(tuple(_edits(context, plans)), assumptions=tuple(dict.fromkeys(assumptions)), numeric=numeric)
+
+
+def _plans(context: Context, loops: list[Node], nbytes: int) -> tuple[list[Plan], RuleRefused | None]:
+    """The loops that can be widened, innermost where they are nested; and why the first other one cannot."""
+    names = Names(context)
+    plans: list[Plan] = []
+    why: RuleRefused | None = None
+    for node in reversed(loops):
+        if any(syntax.span(node).holds(syntax.span(p.loop.node)) for p in plans):
+            continue
+        loop = strided_loop(names, node)
+        if loop is None:
+            continue
+        try:
+            plans.append(_plan(context, names, loop, nbytes))
+        except RuleRefused as error:
+            why = error
+    return plans[::-1], why
+
+
+def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Plan:
+    body = Body.of(names, loop)
+    if loop.type == "auto":
+        raise RuleRefused("the loop's variable is declared auto")
+    if syntax.COOPERATION.search(text(loop.body)):
+        raise RuleRefused("threads work together inside the loop: they must all stay in step")
+    if hidden := hiding_macro(context, loop):
+        raise RuleRefused(f"the macro {hidden} may hide what the loop does")
+    if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
+        raise RuleRefused("the loop may end early")
+    lanes, uniform = None, None
+    if loop.step == "1":
+        if names.resolved(loop.start) != "0":
+            raise RuleRefused("the loop does not start at 0")
+    else:
+        lanes = lanes_of(names, loop)
+        if lanes is None:
+            raise RuleRefused("the loop's start and step are not those of all threads of a warp, block or grid")
+        uniform = Uniform(names, lanes)
+        uniform.check_reached(loop)
+        if not uniform.value(loop.bound):
+            raise RuleRefused("threads that share the loop end it at different places")
+    sums = carried(loop, shared=lanes is not None)
+    roots, loose = touched(names, body)
+    found = _candidates(context, names, body, roots, loose, uniform)
+    if not found:
+        raise RuleRefused("no array is read or written at neighbouring places in every iteration")
+    largest = max(size for _, size, _ in found.values())
+    width = nbytes // largest
+    if width < 2:
+        raise RuleRefused(f"one element has {largest} bytes")
+    check_long(context, loop, width)
+    taken: set[str] = set()
+    streams = [_stream(context, a, size, element, width, body, taken) for a, size, element in found.values()]
+    return Plan(loop, lanes, body, streams, roots, sums)
+
+
+def carried(loop: StridedLoop, *, shared: bool) -> bool:
+    """Whether the order of the elements matters to a rounded result. RuleRefused when the loop is shared and
+    something but a sum, product, minimum or maximum is carried from one element to the next."""
+    if not shared:
+        return False
+    local = syntax.declared(loop.body)
+    ops: dict[str, str] = {}
+    for write in syntax.writes(loop.body):
+        name = write.name
+        if write.op == "init" or (name is not None and name in local):
+            continue
+        if name is None:
+            array = write.target
+            while (inner := array.child_by_field_name("argument")) is not None:
+                array = inner
+            if array.type == "identifier" and _is_local_array(array, loop):
+                raise RuleRefused(f"{text(array)} is carried from one element to the next")
+            continue
+        op = _operation(write)
+        if op is None or ops.get(name, op) != op:
+            raise RuleRefused(f"{name} is carried from one element to the next")
+        ops[name] = op
+    for name in ops:
+        reads = sum(1 for n in syntax.of_type(loop.body, "identifier") if text(n) == name)
+        own = sum(
+            sum(1 for n in syntax.of_type(w.node, "identifier") if text(n) == name)
+            for w in syntax.writes(loop.body)
+            if w.name == name
+        )
+        if reads != own:
+            raise RuleRefused(f"{name} is read inside the loop that accumulates it")
+    return any(op in "+*" for op in ops.values())
+
+
+def _is_local_array(name: Node, loop: StridedLoop) -> bool:
+    """Declared as an array of the thread's own, outside the loop."""
+    current: Node | None = loop.node
+    while current is not None and current.type != "function_definition":
+        for n in current.named_children if current.type == "compound_statement" else ():
+            if n.type == "declaration" and "__shared__" not in text(n):
+                for d in syntax.of_type(n, "array_declarator"):
+                    if text(syntax.field(d, "declarator")) == text(name):
+                        return True
+        current = current.parent
+    return False
+
+
+def _candidates(
+    context: Context, names: Names, body: Body, roots: dict[str, bool], loose: set[str], uniform: Uniform | None
+) -> dict[str, tuple[list[Access], int, str]]:
+    """Key → accesses, bytes of an element and its type, for the elements that vectors can hold."""
+    bad = set(loose)
+    keys: dict[str, set[str]] = {}
+    found: dict[str, tuple[list[Access], int, str]] = {}
+    for access in body.accesses:
+        root = names.root(access.array)
+        if root is None:
+            continue
+        key = _widens(body, access, uniform)
+        if key is None and roots[root]:
+            bad.add(root)
+        keys.setdefault(root, set()).add(key or "")
+    bad |= {root for root, of in keys.items() if roots[root] and len(of) > 1}
+    for access in body.accesses:
+        root, key = names.root(access.array), _widens(body, access, uniform)
+        element = names.element(access.array)
+        if root is None or key is None or element is None or root in bad:
+            continue
+        size = element_size(context, root, element)
+        if size is None:
+            if roots[root]:
+                raise RuleRefused(f"the size of {element} is not known")
+            continue
+        found.setdefault(key, ([], size, element))[0].append(access)
+    for access in body.accesses:  # reads that not every iteration makes find their element in the vector of others
+        key = body.key(access) if access.kind == "read" and body.coefficient_of(access) == 1 else ""
+        root = names.root(access.array)
+        if key in found and root is not None and not roots[root] and access not in found[key][0]:
+            found[key][0].append(access)
+    return found
+
+
+def _widens(body: Body, access: Access, uniform: Uniform | None) -> str | None:
+    """The key of an access that moves by one element an iteration, is made in every iteration and starts at the same
+    place for all threads that share the loop."""
+    if access.array.type != "identifier" or not body.unconditional(access.node):
+        return None
+    if access.name in body.written or (access.index is not None and body.local(access.array) is not None):
+        return None
+    if body.coefficient_of(access) != 1:
+        return None
+    if uniform is not None:
+        terms = [access.array] if access.index is None else [access.array, access.index]
+        for term in terms:
+            for n in syntax.of_type(term, "identifier", "field_expression", "call_expression"):
+                if text(n) != body.variable and body.local(n) is None and not uniform.value(n):
+                    return None
+    return body.key(access)
+
+
+def _stream(
+    context: Context, accesses: list[Access], size: int, element: str, width: int, body: Body, taken: set[str]
+) -> Stream:
+    first = accesses[0]
+    name = context.unused(f"{first.name}{width}")
+    while name in taken:
+        name += "b"
+    taken.add(name)
+    generic = any(re.search(rf"\b(typename|class)\s+{element}\b", p) for p in context.kernel.template_params)
+    struct = context.unused(f"{element}{width}") if generic else ""
+    base = body.base(first)
+    vector = Vector(name, element, width, size, struct)
+    plain = base == first.name and first.name in {p.name for p in context.kernel.params}
+    return Stream(vector, accesses, base, not (plain and context.aligned(base, vector.bytes)))
+
+
+def _check_owners(context: Context, plans: list[Plan]) -> None:
+    """Threads take other elements than before: what one of them writes, it alone may read without a barrier."""
+    names = Names(context)
+    barriers = [m.start() for m in _BARRIER.finditer(text(context.body))]
+    start = context.body.start_byte
+    whole = Body(names, context.body, "")
+    for plan in plans:
+        if plan.lanes is None:
+            continue
+        partners = [p for p in plans if _same_owner(p, plan)]
+        for access in whole.accesses:
+            root = names.root(access.array)
+            if root not in plan.roots or any(
+                syntax.span(p.loop.node).holds(syntax.span(access.node)) for p in partners
+            ):
+                continue
+            if access.kind == "read" and not plan.roots[root]:
+                continue
+            low, high = sorted((access.node.start_byte, plan.loop.node.start_byte))
+            if not any(low < start + b < high for b in barriers):
+                raise RuleRefused(f"{root} is written and read by threads that would no longer be the same")
+
+
+def _same_owner(a: Plan, b: Plan) -> bool:
+    """Both loops give an element to the same thread."""
+    if a is b:
+        return True
+    return (
+        a.lanes == b.lanes
+        and a.width == b.width
+        and squeeze(text(a.loop.bound)) == squeeze(text(b.loop.bound))
+        and {s.base for s in a.streams if s.check} == {s.base for s in b.streams if s.check}
+    )
+
+
+# ---------------------------------------------------------------- edits
+
+
+def _edits(context: Context, plans: list[Plan]) -> Iterator[Edit]:
+    defined: set[str] = set()
+    used: set[tuple[int, str]] = set()
+    done: list[tuple[list[Plan], str]] = []
+    for plan in plans:
+        shared = next((name for group, name in done if plan in group), None)
+        if shared is None:
+            group = [p for p in plans if _sharable(context, plan, p)]
+            shared = fresh(context, plan.loop.node, "whole", used)
+            done.append((group, shared))
+            head = _limit(plan, group, shared)
+        else:
+            head = ""
+        yield from _split(context, plan, head, shared, defined)
+
+
+def _sharable(context: Context, first: Plan, other: Plan) -> bool:
+    """One limit serves both loops: same block, bound and width, and nothing of its text changes between them."""
+    if other is first:
+        return True
+    a, b = first.loop, other.loop
+    if a.node.parent != b.node.parent or a.node.start_byte > b.node.start_byte or first.width != other.width:
+        return False
+    if squeeze(text(a.bound)) != squeeze(text(b.bound)) or a.type != b.type or a.node.parent is None:
+        return False
+    bases = [s.base for s in other.streams]
+    words = syntax.identifiers(a.bound) | {w for base in bases for w in re.findall(r"\w+", base)}
+    if any("[" in base for base in bases) or a.node.parent.type != "compound_statement":
+        return False
+    return not any(
+        a.node.start_byte <= w.node.start_byte < b.node.start_byte
+        and w.target.type != "subscript_expression"
+        and name_of(w.target) in words
+        for w in syntax.writes(a.node.parent)
+    )
+
+
+def _limit(plan: Plan, group: list[Plan], name: str) -> str:
+    bound = launches.paren(text(plan.loop.bound))
+    fours = f"{bound} / {plan.width} * {plan.width}"
+    moduli: dict[str, list[str]] = {}
+    for stream in (s for p in group for s in p.streams if s.check):
+        bases = moduli.setdefault(stream.vector.modulus, [])
+        if stream.base not in bases:
+            bases.append(stream.base)
+    if not moduli:
+        return f"const {plan.loop.type} {name} = {fours};"
+    parts = []
+    for modulus, bases in moduli.items():
+        addresses = [f"reinterpret_cast<size_t>({b})" for b in bases]
+        joined = f"({' | '.join(addresses)})" if len(addresses) > 1 else addresses[0]
+        parts.append(f"{joined} % {modulus} == 0")
+    return f"const {plan.loop.type} {name} = {' && '.join(parts)} ? {fours} : 0;"
+
+
+def _split(context: Context, plan: Plan, head: str, limit: str, defined: set[str]) -> Iterator[Edit]:
+    loop, width = plan.loop, plan.width
+    step = unit(context)
+    fours, k = context.unused(f"{loop.variable}{width}"), unused_index(context)
+    start = text(loop.start)
+    lanes = plan.lanes is not None
+    inner = _inner(context, plan, fours, k, step)
+    lines = [head] if head else []
+    for definition in dict.fromkeys(s.vector.definition for s in plan.streams):
+        if definition and definition not in defined:
+            defined.add(definition)
+            lines.append(definition)
+    first = launches.times(start, width) if lanes else "0"
+    lines += [
+        f"for ({loop.type} {fours} = {first}; {fours} < {limit}; {fours} += {launches.times(loop.step, width)}) {{",
+        *(step + line if line.strip() else line for line in inner),
+        "}",
+    ]
+    yield from insert_before(context, loop.node, lines)
+    yield Edit(syntax.span(loop.start), f"{limit} + {start}" if lanes else limit)
+
+
+def _inner(context: Context, plan: Plan, fours: str, k: str, step: str) -> list[str]:
+    body = plan.body
+    places = {}
+    for stream in plan.streams:
+        for access in stream.accesses:
+            places[access] = stream.vector.at(k)
+    rendered: Rendered = render(body, places)
+    lines = declarations([s.vector for s in plan.streams])
+    lines += [
+        s.vector.load(_address(body, s.accesses[0], fours), s.hint if s.accesses[0].kind == "read" else "")
+        for s in plan.streams
+        if s.loaded
+    ]
+    lines.append("#pragma unroll")
+    own = [f"const {plan.loop.type} {plan.loop.variable} = {fours} + {k};"] if rendered.uses_variable else []
+    braces = len(own) + rendered.statements > 1
+    lines.append(f"for (int {k} = 0; {k} < {plan.width}; {k}++)" + (" {" if braces else ""))
+    lines += [step + line if line.strip() else line for line in (*own, *rendered.lines)]
+    if braces:
+        lines.append("}")
+    for s in plan.streams:
+        if s.stored:
+            last = next(a for a in reversed(s.accesses) if a.kind != "read")
+            lines.append(s.vector.store(_address(body, last, fours), last.hint))
+    return lines
+
+
+def _address(body: Body, access: Access, value: str) -> str:
+    if access.index is None:
+        return body.expanded(access.array, value)
+    place = body.expanded(access.index, value)
+    return f"{access.name} + {place}" if access.node.type != "subscript_expression" else f"&{access.name}[{place}]"

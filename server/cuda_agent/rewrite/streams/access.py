@@ -1,0 +1,243 @@
+"""What a loop reads and writes at neighbouring places, one iteration after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tree_sitter import Node
+
+from cuda_agent.model import Edit, Span
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.rule import Context
+from cuda_agent.rewrite.streams.loops import StridedLoop
+from cuda_agent.rewrite.streams.names import Names
+from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.source.edits import apply
+from cuda_agent.source.tree import enclosing, is_written, strip_parens
+
+LOADS = ("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv")
+_NARROW = frozenset(("char", "unsigned char", "uchar", "short", "unsigned short", "ushort", "bool", "float", "half"))
+STORES = ("__stwb", "__stcg", "__stcs", "__stwt")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One element of memory that an iteration touches: `array[index]`, `*(array + index)`, `__ldcs(array + index)`."""
+
+    node: Node  # what stands for the element: the subscript, the dereference, the whole call of a hint
+    array: Node
+    index: Node | None  # None: the pointer itself
+    kind: Literal["read", "write", "update"]
+    hint: str = ""  # name of the cache hint around it
+    value: Node | None = None  # what a store with a hint stores
+
+    @property
+    def name(self) -> str:
+        return text(self.array)
+
+
+class Body:
+    """The accesses of one loop body (or of the part of a kernel that runs once a thread) along one variable."""
+
+    def __init__(self, names: Names, body: Node, variable: str) -> None:
+        self.names, self.body, self.variable = names, body, variable
+        self.context: Context = names.context
+
+    @classmethod
+    def of(cls, names: Names, loop: StridedLoop) -> Body:
+        return cls(names, loop.body, loop.variable)
+
+    @cached_property
+    def accesses(self) -> list[Access]:
+        found: list[Access] = []
+        hinted: set[int] = set()
+        for name, call in syntax.calls(self.body):
+            arguments = syntax.field(call, "arguments").named_children
+            if len(arguments) == (1 if name in LOADS else 2 if name in STORES else -1):
+                place = _pointed(arguments[0])
+                if place is not None:
+                    stored = arguments[1] if name in STORES else None
+                    found.append(Access(call, *place, "write" if name in STORES else "read", name, stored))
+                    hinted |= {n.id for n in syntax.walk(arguments[0])}
+        for n in syntax.of_type(self.body, "subscript_expression", "pointer_expression"):
+            if n.id in hinted:
+                continue
+            place = _element(n)
+            if place is not None:
+                found.append(Access(n, *place, _kind(n)))
+        return sorted(found, key=lambda a: a.node.start_byte)
+
+    @cached_property
+    def written(self) -> set[str]:
+        """Names of variables that the body changes, and of those it declares."""
+        return {n for w in syntax.writes(self.body) if (n := w.name)}
+
+    @cached_property
+    def declared(self) -> set[str]:
+        return syntax.declared(self.body)
+
+    def coefficient(self, node: Node) -> int | None:
+        """By how much the expression grows from one value of the variable to the next; None when that is not one
+        known number."""
+        node = strip_parens(node)
+        if node.type == "identifier":
+            return self._of_name(node)
+        if node.type == "cast_expression":
+            return self.coefficient(syntax.field(node, "value"))
+        if node.type == "binary_expression":
+            left, right = (self.coefficient(syntax.field(node, f)) for f in ("left", "right"))
+            if left is None or right is None:
+                return None
+            op = text(syntax.field(node, "operator"))
+            if op in "+-":
+                return left + right if op == "+" else left - right
+            if left == right == 0:
+                return 0
+            factor = strip_parens(syntax.field(node, "right" if left else "left"))
+            if op == "*" and not (left and right) and factor.type == "number_literal" and text(factor).isdigit():
+                return (left or right) * int(text(factor))
+            return None
+        return 0 if all(self.coefficient(n) == 0 for n in node.named_children) else None
+
+    def coefficient_of(self, access: Access) -> int | None:
+        """By how many elements the access moves from one iteration to the next."""
+        array = self.coefficient(access.array)
+        index = 0 if access.index is None else self.coefficient(access.index)
+        return None if array is None or index is None else array + index
+
+    def _of_name(self, node: Node) -> int | None:
+        name = text(node)
+        if name == self.variable:
+            return 1
+        local = self.local(node)
+        if local is not None:
+            return self.coefficient(local)
+        return None if name in self.written or name in self.declared else 0
+
+    def local(self, node: Node) -> Node | None:
+        """The value of a name that the body declares once and never changes."""
+        value = self.names.definition(text(node), node)
+        if value is None or not syntax.span(self.body).holds(syntax.span(value)):
+            return None
+        declaration = enclosing(value, "declaration")
+        kind = declaration.child_by_field_name("type") if declaration is not None else None
+        return None if kind is None or text(kind) in _NARROW else value
+
+    def unconditional(self, node: Node) -> bool:
+        """Whether every iteration reaches the node."""
+        skip = next((n.start_byte for n in syntax.of_type(self.body, "continue_statement")), None)
+        if skip is not None and node.start_byte > skip:
+            return False
+        current = node
+        while current != self.body:
+            above = current.parent
+            if above is None or above.type in (*syntax.LOOPS, "lambda_expression", "switch_statement", "else_clause"):
+                return False
+            always = None
+            if above.type in ("if_statement", "conditional_expression"):
+                always = above.child_by_field_name("condition")
+            elif above.type == "binary_expression" and text(syntax.field(above, "operator")) in ("&&", "||"):
+                always = above.child_by_field_name("left")
+            if always not in (None, current):
+                return False
+            current = above
+        return True
+
+    def expanded(self, node: Node, value: str) -> str:
+        """The expression's text with the body's own names spelled out and `value` for the variable."""
+        edits = []
+        for n in syntax.of_type(node, "identifier"):
+            if text(n) == self.variable:
+                edits.append(Edit(syntax.span(n), f"({value})" if " " in value and _tight(n) else value))
+            elif (local := self.local(n)) is not None:
+                inner = self.expanded(local, value)
+                edits.append(Edit(syntax.span(n), f"({inner})" if _parenthesised(local, n) else inner))
+        start = node.start_byte
+        moved = [Edit(Span(e.span.start - start, e.span.end - start), e.text) for e in edits]
+        return apply(self.context.slice(syntax.span(node)), moved)
+
+    def base(self, access: Access) -> str:
+        """The text of the address where the variable is 0: `x + row * cols`."""
+        if access.index is None:
+            return self.expanded(access.array, "0")
+        rest = self._rest(access.index)
+        return f"{access.name} + {rest}" if rest else access.name
+
+    def _rest(self, index: Node) -> str:
+        """A sum without the variable; "" when nothing is left."""
+        terms = [(s, n) for s, n in self._terms(index) if not (n.type == "identifier" and text(n) == self.variable)]
+        kept = [(s, self.expanded(n, "0")) for s, n in terms]
+        code = "".join(f" {'+' if s > 0 else '-'} {t}" for s, t in kept)
+        return code.removeprefix(" + ").strip() if not code.startswith(" -") else code.strip()
+
+    def _terms(self, node: Node) -> Iterator[tuple[int, Node]]:
+        for sign, term in syntax.additive_terms(node):
+            term = strip_parens(term)
+            local = self.local(term) if term.type == "identifier" and text(term) != self.variable else None
+            if local is not None:
+                yield from ((sign * s, n) for s, n in self._terms(local))
+            else:
+                yield sign, term
+
+    def key(self, access: Access) -> str:
+        """Equal for accesses to the same element."""
+        return squeeze(self.base(access))
+
+
+def _parenthesised(value: Node, place: Node) -> bool:
+    """Whether the value needs parentheses in that place."""
+    value = strip_parens(value)
+    if value.type == "binary_expression" and text(syntax.field(value, "operator")) in ("+", "-", "*", "/", "%"):
+        return _tight(place)
+    return value.type in ("binary_expression", "conditional_expression", "assignment_expression")
+
+
+def _tight(node: Node) -> bool:
+    """A sum in place of the node needs parentheses: it is a factor, is subtracted or cast."""
+    above = node.parent
+    if above is None or above.type not in ("binary_expression", "cast_expression", "unary_expression"):
+        return False
+    if above.type != "binary_expression":
+        return True
+    return text(syntax.field(above, "operator")) != "+"
+
+
+def _kind(node: Node) -> Literal["read", "write", "update"]:
+    if not is_written(node):
+        return "read"
+    above = node.parent
+    while above is not None and above.type == "parenthesized_expression":
+        above = above.parent
+    assert above is not None
+    plain = above.type == "assignment_expression" and text(syntax.field(above, "operator")) == "="
+    return "write" if plain else "update"
+
+
+def _element(node: Node) -> tuple[Node, Node | None] | None:
+    """(array, index) of a subscript or a dereference."""
+    if node.type == "subscript_expression":
+        indices, array = node.child_by_field_name("indices"), node.child_by_field_name("argument")
+        if indices is None or array is None or indices.named_child_count != 1:
+            return None
+        return (array, indices.named_children[0])
+    argument = node.child_by_field_name("argument")
+    return _pointed(argument) if argument is not None and not text(node).startswith("&") else None
+
+
+def _pointed(node: Node) -> tuple[Node, Node | None] | None:
+    """(array, index) that a pointer expression points at: `x + i`, `&x[i]`, `x`."""
+    node = strip_parens(node)
+    if node.type == "pointer_expression" and text(node).startswith("&"):
+        inner = strip_parens(syntax.field(node, "argument"))
+        return _element(inner) if inner.type == "subscript_expression" else None
+    if node.type == "binary_expression" and text(syntax.field(node, "operator")) == "+":
+        left, right = strip_parens(syntax.field(node, "left")), syntax.field(node, "right")
+        if left.type == "identifier":
+            return left, right
+        if left.type == "binary_expression" and re.match(r"\w+\s*\+", text(left)):
+            return None  # x + a + b: written as a chain, the index is not one node
+    return (node, None) if node.type == "identifier" else None
