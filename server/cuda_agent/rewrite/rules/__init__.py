@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda_agent.rewrite.rule import Rule
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coarsen import Coarsen
+from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.restrict import Restrict
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     Restrict(),
     Unroll(),
     Specialise(),
+    Divide(),
     Coarsen(),
     LaunchBounds(),
 )
