@@ -82,6 +82,10 @@ class Types:
     def __contains__(self, name: str) -> bool:
         return name in self._names or name in self._elements
 
+    def name(self, name: str) -> Type:
+        """The type of a scalar variable or parameter."""
+        return self._names.get(name, "unknown")
+
     def any_of(self, wanted: Type) -> bool:
         """Whether some parameter, pointee or local has this type."""
         return any(wanted in table.values() for table in (self._names, self._elements, self._vectors))

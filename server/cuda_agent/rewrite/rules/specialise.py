@@ -44,9 +44,10 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Param, Span
-from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.arithmetic import INTEGERS, of_spelling
+from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite.arithmetic import of_spelling
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.scalars import Scalars
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.headers import Header
 from cuda_agent.source.tree import field, operator
@@ -61,13 +62,13 @@ class Specialise(Rule):
     number = 15
 
     def sites(self, context: Context) -> Iterator[Site]:
-        scalars = {p.name: p for p in context.kernel.params if not p.pointer and of_spelling(p.element) in INTEGERS}
-        roles = Roles(context, frozenset(scalars))
+        scalars = Scalars(context)
+        roles = Roles(scalars)
         if not roles.worth:
             return
         if context.workload is None:
             raise RuleRefused("no captured launch says which values are usual")
-        known = {n: v for n, p in scalars.items() if n in roles.all and (v := _constant(context, p)) is not None}
+        known = {n: v for n, p in scalars.params.items() if n in roles.all and (v := _constant(context, p)) is not None}
         if not known.keys() & roles.worth:
             raise RuleRefused(f"not the same in every captured launch: {', '.join(sorted(roles.worth))}")
         few = {n: v for n, v in known.items() if n in roles.worth}
@@ -86,58 +87,30 @@ class Specialise(Rule):
 
 
 class Roles:
-    """What scalar parameters do in a body. `worth`: they divide, bound a loop or choose a branch, so that a constant
-    changes the code; `all`: also those that scale an index."""
+    """What scalar parameters do in a body. `worth`: they divide or bound a loop, so that a constant changes the code;
+    `all`: also those that scale an index or choose a branch."""
 
-    def __init__(self, context: Context, scalars: frozenset[str]) -> None:
-        body = context.body
-        self._sources = _sources(context, scalars)
+    def __init__(self, scalars: Scalars) -> None:
+        body = scalars.context.body
         worth: set[str] = set()
         scale: set[str] = set()
         for node in syntax.of_type(body, "binary_expression", "assignment_expression"):
             right = field(node, "right")
             if right is not None and operator(node) in ("/", "%", "/=", "%="):
-                worth |= self._behind(right)
+                worth |= scalars.behind(right)
             elif operator(node) == "*":
-                scale |= self._behind(node)
+                scale |= scalars.behind(node)
         strides = _strides(body)
         for loop in syntax.of_type(body, "for_statement"):
             condition, update = field(loop, "condition"), field(loop, "update")
             if condition is None or update is None:
                 continue
             if not any(w.value is not None and syntax.identifiers(w.value) & strides for w in syntax.writes(update)):
-                worth |= self._behind(condition)
-        self.worth = frozenset(worth)
-        self.all = frozenset(worth | scale | self._flags(body, scalars))
-
-    def _behind(self, node: Node) -> frozenset[str]:
-        """The parameters whose values alone decide on variables in the expression."""
-        return frozenset().union(*(self._sources.get(name, frozenset()) for name in syntax.identifiers(node)))
-
-    def _flags(self, body: Node, scalars: frozenset[str]) -> set[str]:
-        """Parameters that an `if` asks as a truth value."""
+                worth |= scalars.behind(condition)
         asked = (field(n, "condition") for n in syntax.of_type(body, "if_statement", "conditional_expression"))
-        found = {text(n).strip("(! )") for n in asked if n is not None}
-        return found & scalars
-
-
-def _sources(context: Context, scalars: frozenset[str]) -> dict[str, frozenset[str]]:
-    """Variable → the scalar parameters it is computed from, for parameters and for locals that hold nothing else but
-    constants of the file or the template."""
-    written: dict[str, list[Node | None]] = {}
-    for write in syntax.writes(context.body):
-        if write.name is not None:
-            written.setdefault(write.name, []).append(write.value if write.op in ("=", "init") else None)
-    found = {name: frozenset((name,)) for name in scalars if name not in written}
-    varying = {*written, *syntax.declared(context.body), *syntax.BUILTINS, *(p.name for p in context.kernel.params)}
-    for name, values in written.items():  # in the order of the text: a local is set before it is used
-        value = values[0]
-        if len(values) != 1 or value is None or next(syntax.of_type(value, "call_expression"), None):
-            continue
-        used = syntax.identifiers(value) & (varying | found.keys())
-        if used and used <= found.keys():
-            found[name] = frozenset().union(*(found[one] for one in used))
-    return found
+        flags = {text(n).strip("(! )") for n in asked if n is not None} & scalars.params.keys()
+        self.worth = frozenset(worth)
+        self.all = frozenset(worth | scale | flags)
 
 
 def _strides(body: Node) -> set[str]:
@@ -198,7 +171,7 @@ def _dispatch(context: Context, name: str, values: dict[str, str]) -> Edit:
     """The kernel anew behind its body: it calls the body with the constants, or with what it was given."""
     kernel, eol = context.kernel, context.eol
     indent = context.indent(kernel.body.start)
-    step = _step(context, indent)
+    step = helpers.step(context)
     head = context.slice(Span(kernel.span.start, kernel.body.start))
     called = name + _template_arguments(kernel.template_params)
     test = " && ".join(n if v == "true" else f"!{n}" if v == "false" else f"{n} == {v}" for n, v in values.items())
@@ -213,12 +186,6 @@ def _dispatch(context: Context, name: str, values: dict[str, str]) -> Edit:
         f"{indent}}}",
     ]
     return Edit(Span(kernel.body.end, kernel.body.end), eol * 2 + indent + eol.join(lines))
-
-
-def _step(context: Context, indent: str) -> str:
-    first = next(iter(syntax.statements(context.body)), None)
-    inner = context.indent(first.start_byte) if first is not None else ""
-    return inner[len(indent) :] if inner.startswith(indent) and len(inner) > len(indent) else "    "
 
 
 def _template_arguments(params: tuple[str, ...]) -> str:
