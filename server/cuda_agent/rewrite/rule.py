@@ -84,6 +84,15 @@ class Context:
         raise RuleRefused(f"{self.kernel.name} has no body the parser understands")
 
     @cached_property
+    def written(self) -> dict[str, list[syntax.Write]]:
+        """Every assignment and initialisation of each variable of the kernel, in order."""
+        found: dict[str, list[syntax.Write]] = {}
+        for write in syntax.writes(self.body):
+            if write.name is not None:
+                found.setdefault(write.name, []).append(write)
+        return found
+
+    @cached_property
     def sites(self) -> tuple[LaunchSite, ...]:
         return tuple(self.module.launches_of(self.kernel))
 

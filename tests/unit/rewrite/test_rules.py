@@ -21,7 +21,8 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 
 
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
-    """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`."""
+    """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
+    `demangled: ` when the template arguments matter."""
     if "launch" not in settings:
         return None
     launches = []
@@ -37,7 +38,7 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
             else:
                 args.append(Arg(offset, int(value).to_bytes(4, "little", signed=True)))
                 offset += 4
-        launches.append(Launch("_Z1kv", "k()", grid, block, 0, tuple(args), tuple(buffers)))
+        launches.append(Launch("_Z1kv", settings.get("demangled", "k()"), grid, block, 0, tuple(args), tuple(buffers)))
     return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200")
 
 

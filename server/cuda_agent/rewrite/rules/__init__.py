@@ -12,9 +12,11 @@ from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vectorize import Vectorize
+from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
 
 RULES: tuple[Rule, ...] = (
     RowPerWarp(),
+    WarpReduce(),
     GridSize(),
     Vectorize(),
     BlockShape(),
