@@ -25,6 +25,7 @@ from cuda_agent.model import (
     Assumption,
     Candidate,
     Edit,
+    Facts,
     Kernel,
     LaunchMap,
     LaunchSite,
@@ -47,7 +48,7 @@ ORDER = {"bit-exact": 0, "reassociated": 1, "tolerance": 2, "fast-math": 3}
 @dataclass(frozen=True)
 class Context:
     """One kernel in one text, with what is known about its launches. `shapes` are the launch shapes of *this*
-    text."""
+    text; `facts` what the compiler made of it, where that is known."""
 
     module: Module
     kernel: Kernel
@@ -55,6 +56,7 @@ class Context:
     device: DeviceInfo | None
     original: str
     base: Candidate | None = None
+    facts: Facts | None = None
 
     @classmethod
     def make(
@@ -67,9 +69,11 @@ class Context:
         *,
         original: str | None = None,
         base: Candidate | None = None,
+        facts: Facts | None = None,
     ) -> Context:
         module = parse_module(Document(str(path), text))
-        return cls(module, module.kernel(kernel), workload, device, text if original is None else original, base)
+        first = text if original is None else original
+        return cls(module, module.kernel(kernel), workload, device, first, base, facts)
 
     @property
     def text(self) -> str:
