@@ -26,7 +26,7 @@ from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceErr
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, find_or_make_all, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
-from cuda_agent.model import Binary, Build, Candidate, Kernel, Verdict, Workload
+from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, Verdict, Workload
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import unified_diff
@@ -332,7 +332,14 @@ class _Search:
             self.device.info,
             original=self.text,
             base=candidate,
+            facts=self._facts(candidate.text if candidate else self.text),
         )
+
+    def _facts(self, text: str) -> Facts | None:
+        """What the compiler made of the kernel of a text that was compiled before; the emulator's counts nothing."""
+        binary = self.device.compile(self.build, text)
+        found = names.match(list(binary.kernels), self.workload.launches[0].mangled)
+        return binary.kernels[found] if found and binary.kind == "cubin" else None
 
     def _fingerprint(self, binary: Binary, candidate: Candidate | None) -> str:
         """What makes two candidates the same to the machine: this kernel's instructions and the launch shape."""

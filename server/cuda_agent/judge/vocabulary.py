@@ -88,7 +88,7 @@ _TYPES = (
     "bool char short int long unsigned float double size_t int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t "
     "uint64_t uchar ushort uint ulong auto dim3 uintptr_t intptr_t ptrdiff_t static_cast reinterpret_cast const_cast "
     "bit_cast numeric_limits infinity epsilon lowest is_same plus less greater bit_and bit_or bit_xor "
-    "__launch_bounds__ "
+    "__launch_bounds__ __maxnreg__ "
     "aligned_size_t __align__ alignas __attribute__ static_assert"
 ).split()
 

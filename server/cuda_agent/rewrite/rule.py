@@ -26,6 +26,7 @@ from cuda_agent.model import (
     Assumption,
     Candidate,
     Edit,
+    Facts,
     Kernel,
     LaunchMap,
     LaunchSite,
@@ -49,7 +50,7 @@ ORDER = {"bit-exact": 0, "reassociated": 1, "tolerance": 2, "fast-math": 3}
 @dataclass(frozen=True)
 class Context:
     """One kernel in one text, with what is known about its launches. `shapes` are the launch shapes of *this*
-    text."""
+    text; `facts` what the compiler made of it, where that is known."""
 
     module: Module
     kernel: Kernel
@@ -57,6 +58,7 @@ class Context:
     device: DeviceInfo | None
     original: str
     base: Candidate | None = None
+    facts: Facts | None = None
 
     @classmethod
     def make(
@@ -69,9 +71,11 @@ class Context:
         *,
         original: str | None = None,
         base: Candidate | None = None,
+        facts: Facts | None = None,
     ) -> Context:
         module = parse_module(Document(str(path), text))
-        return cls(module, module.kernel(kernel), workload, device, text if original is None else original, base)
+        first = text if original is None else original
+        return cls(module, module.kernel(kernel), workload, device, first, base, facts)
 
     @property
     def text(self) -> str:
@@ -84,6 +88,15 @@ class Context:
             if syntax.span(node) == self.kernel.body:
                 return node
         raise RuleRefused(f"{self.kernel.name} has no body the parser understands")
+
+    @cached_property
+    def written(self) -> dict[str, list[syntax.Write]]:
+        """Every assignment and initialisation of each variable of the kernel, in order."""
+        found: dict[str, list[syntax.Write]] = {}
+        for write in syntax.writes(self.body):
+            if write.name is not None:
+                found.setdefault(write.name, []).append(write)
+        return found
 
     @cached_property
     def sites(self) -> tuple[LaunchSite, ...]:

@@ -11,7 +11,7 @@ import pytest
 from archive import Archive, archives
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
-from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Candidate, Facts, Launch, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import apply, unified_diff
@@ -21,7 +21,8 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 
 
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
-    """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`."""
+    """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
+    `demangled: ` when the template arguments matter."""
     if "launch" not in settings:
         return None
     launches = []
@@ -37,8 +38,17 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
             else:
                 args.append(Arg(offset, int(value).to_bytes(4, "little", signed=True)))
                 offset += 4
-        launches.append(Launch(settings.get("mangled", "_Z1kv"), "k()", grid, block, 0, tuple(args), tuple(buffers)))
+        mangled, demangled = settings.get("mangled", "_Z1kv"), settings.get("demangled", "k()")
+        launches.append(Launch(mangled, demangled, grid, block, 0, tuple(args), tuple(buffers)))
     return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200")
+
+
+def facts(settings: dict[str, str]) -> Facts | None:
+    """What the compiler says: `facts: registers=N`."""
+    if "facts" not in settings:
+        return None
+    registers = int(settings["facts"].removeprefix("registers="))
+    return Facts("_Z1kv", "k()", "sm_90", registers, 0, 0, 0, 0, 0, "", 0)
 
 
 def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
@@ -46,7 +56,7 @@ def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
     before = archive.files["before.cu"]
     path = "before.cu"
     kernel = settings.get("kernel") or module(Document(path, before)).kernels[0].id
-    context = Context.make(Path(path), before, kernel, workload(kernel, settings))
+    context = Context.make(Path(path), before, kernel, workload(kernel, settings), facts=facts(settings))
     rule = next(r for r in RULES if r.name == settings["rule"].split("(")[0])
     try:
         for site in rule.sites(context):

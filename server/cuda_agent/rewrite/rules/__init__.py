@@ -17,11 +17,13 @@ from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
+from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
 
 RULES: tuple[Rule, ...] = (
     RowPerWarp(),
     Coalesce(),
     SplitReduction(),
+    WarpReduce(),
     GridSize(),
     Vectorize(),
     VectorLoop(),

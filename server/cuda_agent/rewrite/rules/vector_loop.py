@@ -40,9 +40,9 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis.reduction import operation
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
-from cuda_agent.rewrite.rules.row_per_warp import _operation
 from cuda_agent.rewrite.streams.access import Access, Body
 from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
 from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
@@ -214,7 +214,7 @@ def carried(loop: StridedLoop, *, shared: bool) -> bool:
             if array.type == "identifier" and _is_local_array(array, loop):
                 raise RuleRefused(f"{text(array)} is carried from one element to the next")
             continue
-        op = _operation(write)
+        op = operation(write)
         if op is None or ops.get(name, op) != op:
             raise RuleRefused(f"{name} is carried from one element to the next")
         ops[name] = op
