@@ -42,5 +42,13 @@ bench-emulator: all
 bench-hecbench: all
 	@$(BIN)/python tests/bench/hecbench.py $(CORPUS) $(ARGS)
 
+# On a GPU. CORPUS holds llm.c and cuda-samples.
+bench-ladders: all
+	@$(BIN)/python tests/bench/ladders.py $(CORPUS) $(ARGS)
+
+# On a GPU, with kernel-tuner 1.5 installed. CORPUS is a checkout of it.
+bench-kernel-tuner: all
+	@$(BIN)/python tests/bench/beside_kernel_tuner.py $(CORPUS) $(ARGS)
+
 clean:
 	rm -rf .venv build client-vscode/node_modules client-vscode/dist .cuda-agent tests/corpus/.cuda-agent

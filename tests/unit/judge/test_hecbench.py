@@ -85,6 +85,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             device="cuda",
             programs="",
             gpus=gpus,
+            together=1,
             budget=budget,
             wall=wall,
             capture_seconds=5.0,
