@@ -26,13 +26,14 @@ from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from cuda_agent.agent.loop import Outcome
+    from cuda_agent.agent.program import Together
     from cuda_agent.judge import JudgeOptions
     from cuda_agent.progress import Progress
 
 
 INTERRUPTED = 130
 # A person who waits at a terminal lets a search take longer than one who edits meanwhile.
-DEFAULTS = config.Settings(budget_seconds=300.0, budget_candidates=60)
+DEFAULTS = config.Settings(budget_seconds=300.0, budget_candidates=200)
 EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
 
 
@@ -123,10 +124,24 @@ def _parser() -> _Parser:
     optimize.add_argument("file", type=Path)
     inputs(optimize)
     in_program(optimize, "the winner")
-    optimize.add_argument("--budget", type=_seconds, metavar="SECONDS", help="default 300")
-    optimize.add_argument("--candidates", type=int, metavar="N", help="candidates to judge at most (default 60)")
-    optimize.add_argument("--apply", action="store_true", help="write the verified edit into the file")
+    optimize.add_argument(
+        "--all", action="store_true", help="also kernels that take less than 1 %% of the program's kernel time"
+    )
+    optimize.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="for all kernels, full verdicts included (default 300)"
+    )
+    optimize.add_argument(
+        "--candidates", type=int, metavar="N", help="candidates to judge at most for each kernel (default 200)"
+    )
+    optimize.add_argument("--fresh", action="store_true", help="use nothing that an earlier search found")
+    optimize.add_argument("--apply", action="store_true", help="write the verified edits into the file")
     html(optimize, "the evidence of every kernel that was made faster")
+    optimize.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write the search as one HTML page",
+    )
     optimize.add_argument(
         "--evidence", type=Path, metavar="FOLDER", help="also write an evidence file KERNEL.json for each of them"
     )
@@ -452,8 +467,9 @@ def _bench(arguments: argparse.Namespace, progress: Progress, stop: threading.Ev
 
 
 def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
-    from cuda_agent.agent.loop import Request, optimize, optimize_all
-    from cuda_agent.report import outcome_json, show_outcome
+    from cuda_agent.agent.loop import Request, optimize
+    from cuda_agent.agent.program import optimize_all, together
+    from cuda_agent.report import outcome_json, outcomes_table, show_outcome
 
     request = Request(
         _existing(arguments.file),
@@ -463,29 +479,48 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
         max_candidates=arguments.candidates,
         trajectory=arguments.trajectory,
         options=_options(arguments),
+        fresh=arguments.fresh,
         **_command(arguments),
     )
+    whole = None
     if arguments.kernel:
         outcomes = [optimize(request, on_event=progress.event, cancelled=stop.is_set)]
     else:
-        outcomes = optimize_all(request, on_event=progress.event, cancelled=stop.is_set)
+        outcomes = optimize_all(request, everything=arguments.all, on_event=progress.event, cancelled=stop.is_set)
+        whole = together(request, outcomes)
     progress.close()
     best = _best(outcomes)
     won = [outcome for outcome in outcomes if outcome.status == "verified" and outcome.evidence]
     _write_page(arguments.html, [outcome.evidence for outcome in won])
+    if arguments.report:
+        from cuda_agent.agent.picture import picture
+        from cuda_agent.workload.bundle import write_atomic
+
+        write_atomic(arguments.report, picture(request.path.name, outcomes).encode())
+        print(f"{arguments.report} shows the search", file=sys.stderr)
     if arguments.evidence:
         _write_evidence(arguments.evidence, won)
     if arguments.json:
-        _print_json(outcome_json(best, outcomes))
+        _print_json(outcome_json(best, outcomes, whole))
     else:
         for outcome in outcomes:
             show_outcome(outcome)
-    if arguments.apply and best.status == "verified" and best.candidate is not None:
-        from cuda_agent.workload.bundle import write_atomic
-
-        write_atomic(request.path, best.candidate.text.encode("utf-8", "surrogateescape"))
-        print(f"{request.path.name} now has the verified kernel {best.kernel}", file=sys.stderr)
+        if len(outcomes) > 1:
+            outcomes_table(outcomes, whole)
+    if arguments.apply and won:
+        _apply(request.path, won, whole)
     return {"verified": 0, "nothing": 0, "rejected": 1, "undecided": 2}[best.status]
+
+
+def _apply(path: Path, won: Sequence[Outcome], whole: Together | None) -> None:
+    """The verified edits of all kernels, or of the only one."""
+    from cuda_agent.workload.bundle import write_atomic
+
+    text = whole.text if whole else won[0].candidate.text if won[0].candidate else ""
+    kernels = whole.kernels if whole else (won[0].kernel,)
+    write_atomic(path, text.encode("utf-8", "surrogateescape"))
+    many = f"kernels {', '.join(kernels)}" if len(kernels) > 1 else f"kernel {kernels[0]}"
+    print(f"{path.name} now has the verified {many}{f'; {whole.sentence}' if whole else ''}", file=sys.stderr)
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:

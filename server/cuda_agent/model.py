@@ -242,6 +242,7 @@ class Workload:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)  # from kernels.toml, by parameter name
+    seen: int = 0  # launches of the kernel in the captured run, the recorded ones among them; 0: not known
 
 
 # ---------------------------------------------------------------- candidates

@@ -26,6 +26,7 @@ from cuda_agent.toolchain import names, nvcc, sandbox
 
 if TYPE_CHECKING:
     from cuda_agent.agent.loop import Outcome
+    from cuda_agent.agent.program import Together
     from cuda_agent.capture import CaptureReport
 
 
@@ -145,8 +146,9 @@ def show_diff(console: Console, diff: str) -> None:
         console.print()
 
 
-def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The contract's object for the best outcome, with one short row for each kernel under `kernels`."""
+def outcome_json(best: Outcome, outcomes: Sequence[Outcome], whole: Together | None = None) -> dict[str, Any]:
+    """The contract's object for the best outcome, with one short row for each kernel under `kernels`. `together` says
+    what is known of the file with the edits of several kernels."""
     data = dict(best.evidence) or {
         "status": best.status,
         "evidence_level": "none",
@@ -162,6 +164,8 @@ def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "status": o.status,
             "message": o.message,
             "tried": o.tried,
+            "seconds": round(o.seconds, 2),
+            "share": o.share,
             "diff": o.diff,
             "evidence_level": o.evidence.get("evidence_level", "none"),
             "timing": o.evidence.get("timing"),
@@ -172,7 +176,35 @@ def outcome_json(best: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         }
         for o in outcomes
     ]
+    data["together"] = (
+        {"kernels": whole.kernels, "left_out": whole.left_out, "sentence": whole.sentence} if whole else None
+    )
     return data
+
+
+def outcomes_table(outcomes: Sequence[Outcome], whole: Together | None) -> None:
+    """One line a kernel, in the order in which they were searched."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("kernel", "of the time", "result", "gain", "tried", "seconds", "rules"):
+        table.add_column(column, justify="right" if column in ("of the time", "tried", "seconds") else "left")
+    for o in outcomes:
+        style = {"verified": "green", "undecided": "yellow", "rejected": "red"}.get(o.status, "dim")
+        timing = o.verdict.timing if o.verdict and o.status == "verified" else None
+        gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else ""
+        table.add_row(
+            Text(o.kernel),
+            f"{o.share:.0%}" if o.share is not None else "",
+            Text(o.status, style=style),
+            gain or ("not measured" if o.status == "verified" else ""),
+            str(o.tried),
+            f"{o.seconds:.0f}",
+            Text(o.candidate.origin.removeprefix("rule:") if o.candidate else ""),
+        )
+    console = _console()
+    console.print(table)
+    if whole:
+        left = f" Left out: {', '.join(whole.left_out)}, whose edits touch the same lines." if whole.left_out else ""
+        console.print(f"Together: {whole.sentence}.{left}", markup=False)
 
 
 def show_outcome(outcome: Outcome) -> None:

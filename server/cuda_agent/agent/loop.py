@@ -2,31 +2,36 @@
 
 A candidate scores its measured ratio's lower end on a GPU. The emulator measures no time: there the score is the
 predicted drop in memory sectors (then in requests), and a candidate that changes neither keeps the score 1.0.
+
+Everything that was judged before is remembered by content (`memory.py`): the same question is answered at once, and a
+search that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cuda_agent import judge
 from cuda_agent.agent.budget import Budget
-from cuda_agent.agent.policies import Policy, State, Step
-from cuda_agent.agent.policies.search import GAIN, Search
+from cuda_agent.agent.compiler import compiler
+from cuda_agent.agent.memory import Memory
+from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
+from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, DeviceError, SourceError
-from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, find_or_make_all, read_source
+from cuda_agent.errors import Cancelled, DeviceError, SourceError
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
-from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, Verdict, Workload
+from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.rewrite import rules_of
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import unified_diff
@@ -36,6 +41,7 @@ from cuda_agent.toolchain.build import find_build
 
 Event = Mapping[str, Any]
 OnEvent = Callable[[Event], None]
+FULL_TRIES = 5  # candidates that are judged in full, best first, until one holds
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,14 @@ class Request:
     text: str | None = None  # the editor's text, when it differs from the file
     kernel: str | None = None
     device: str = "auto"
-    budget_s: float = 300.0
-    max_candidates: int = 60
+    budget_s: float = 300.0  # the full verdict included; the program's own run for inputs is not
+    max_candidates: int = 200
     args: tuple[str, ...] = ()
     run_command: tuple[str, ...] | None = None
     trajectory: Path | None = None
     options: JudgeOptions = field(default_factory=JudgeOptions)
     timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
+    fresh: bool = False  # nothing that an earlier search found is used
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,8 @@ class Outcome:
     tried: int = 0
     source_hash: str = ""
     steps: tuple[Step, ...] = ()
+    seconds: float = 0.0
+    share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
 
 
 def optimize(
@@ -86,15 +95,15 @@ def optimize(
     text = request.text if request.text is not None else read_source(request.path)
     module = parse_module(Document(str(request.path), text))
     build = find_build(request.path)
-    with _opened(request.device, device) as dev:
-        say({"event": "phase", "message": f"looking for inputs on {dev.info.name}", "percentage": 2})
+    with opened(request.device, device) as dev:
         if workload is None:
+            say({"event": "phase", "message": f"looking for inputs for {dev.spec}", "percentage": 2})
             workload = find_or_make(
                 request.path,
                 module,
                 request.kernel,
                 build,
-                dev.info.kind,
+                dev.kind,
                 args=request.args,
                 run_command=request.run_command,
                 timeout_s=request.timeout_s,
@@ -109,12 +118,12 @@ def optimize(
 
 
 @contextmanager
-def _opened(name: str, device: Device | None) -> Iterator[Device]:
+def opened(name: str, device: Device | None) -> Iterator[Device]:
     if device is not None:
         yield device
         return
-    with open_device(name) as opened:
-        yield opened
+    with open_device(name, start=False) as found:
+        yield found
 
 
 class _Search:
@@ -135,89 +144,121 @@ class _Search:
         self.kernel, self.workload, self.say, self.stop = kernel, workload, say, stop
         self.budget = Budget(request.budget_s, request.max_candidates)
         self.trajectory = Trajectory(request.trajectory, request.path.parent)
-        self.seen: set[str] = set()
-        self._refused: set[str] = set()  # candidates that the full judge did not accept
+        self.memory = Memory(device, build, workload, text, request.options, request.fresh)
+        self.state = State(self._context, self.budget)
+        self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
+        self._quick: list[float] = []  # seconds of the quick judgements
+        self._refused: list[Candidate] = []  # by the full judge
         self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
 
     # ------------------------------------------------------------ the loop
 
     def run(self, policy: Policy) -> Outcome:
-        original = self.device.compile(self.build, self.text)
-        self.seen.add(self._fingerprint(original, None))
-        state = State(self._context, self.budget)
+        self.original = self.device.compile(self.build, self.text)
+        asked = (self.kernel.id, policy.name, self.request.budget_s, self.request.max_candidates)
+        key = self.memory.answer(asked, self.original)
+        known = self.memory.outcome(key, Outcome)
+        if known is not None:
+            return self._again(known, policy)
+        self._marks[self._fingerprint(self.original, None)] = None
+        self._start(policy, self.device.info.name)
+        try:
+            self._try_all(policy)
+            outcome = self._finish()
+        except Cancelled:
+            return self._stopped()
+        if outcome.status in ("verified", "nothing"):
+            self.memory.keep_outcome(key, outcome)
+        return outcome
+
+    def _start(self, policy: Policy, device: str) -> None:
         self.trajectory.append(
             "start",
             kernel=self.kernel.id,
             file=self.request.path.name,
-            device=self.device.info.name,
+            device=device,
             policy=policy.name,
             inputs=self.workload.origin,
             launches=len(self.workload.launches),
         )
-        try:
+
+    def _try_all(self, policy: Policy) -> None:
+        state = self.state
+        with compiler(self.device, self.build, self.request.path.parent, self.stop) as compiling:
             while not (self.budget.exhausted or self._hopeless):
                 proposals = list(policy.propose(state))
                 if not proposals:
-                    break
-                for candidate, binary, note in self._compile_all(proposals):
+                    return
+                words = f"compiling {len(proposals)} candidates"
+                self.say({"event": "phase", "message": words, "percentage": self._percent(), **self._live()})
+                for candidate, (binary, note) in compiling.compiled(proposals):
                     if self.budget.exhausted or self._hopeless:
-                        break
-                    state.steps.append(self._judge(candidate, binary, note))
-            return self._finish(state)
-        except Cancelled:
-            return self._stopped(state)
+                        return
+                    best = state.best
+                    step = self._judge(candidate, binary, note)
+                    state.steps.append(step)
+                    self.trajectory.candidate(step)
+                    self.say(self._describe(step))
+                    if state.best is not best and state.best is step:
+                        compiling.guess(partial(self._ahead, policy, candidate))
 
-    def _compile_all(self, proposals: Sequence[Candidate]) -> Iterator[tuple[Candidate, Binary | None, str]]:
-        """Compiles ahead in parallel, yields in the policy's order."""
-        self.say({"event": "phase", "message": f"compiling {len(proposals)} candidates", "percentage": self._percent()})
-        workers = max(1, min(8, (os.cpu_count() or 2)))
-        with ThreadPoolExecutor(workers, "compile") as pool:
-            futures = [pool.submit(self._compile, c) for c in proposals]
-            try:
-                for candidate, future in zip(proposals, futures, strict=True):
-                    binary, note = future.result()
-                    yield candidate, binary, note
-            finally:
-                for future in futures:
-                    future.cancel()
-
-    def _compile(self, candidate: Candidate) -> tuple[Binary | None, str]:
-        if self.stop():
-            return None, "stopped"
-        try:
-            return self.device.compile(self.build, candidate.text), ""
-        except CompileError as error:
-            line = first_line(error.diagnostics or str(error))
-            return None, f"does not compile: {line.replace(f'{self.request.path.parent}{os.sep}', '')}"
+    def _ahead(self, policy: Policy, candidate: Candidate) -> Sequence[Candidate]:
+        return policy.ahead(self._context(candidate))
 
     def _judge(self, candidate: Candidate, binary: Binary | None, note: str) -> Step:
         if self.stop():
             raise Cancelled("stopped by the person")
-        verdict, score = None, None
-        if binary is not None:
-            mark = self._fingerprint(binary, candidate)
-            if mark in self.seen:
-                note = "same machine code as one already tried"
-            else:
-                self.seen.add(mark)
-                self.budget.tried += 1
-                verdict, note = self._quick(candidate)
-                score = self._score(verdict)
-        step = Step(candidate, verdict, score, note or (why_rejected(verdict) if verdict else ""))
-        self.trajectory.candidate(candidate, verdict, score, step.note)
-        self.say(self._describe(step))
+        if binary is None:
+            return Step(candidate, None, None, note, at=self.budget.spent)
+        mark = self._fingerprint(binary, candidate)
+        if mark in self._marks:
+            return self._twin(candidate, self._marks[mark])
+        self.budget.tried += 1
+        self.say({"event": "trying", "origin": candidate.origin, "percentage": self._percent(), **self._live()})
+        began = time.monotonic()
+        verdict, note = self._quickly(candidate, binary)
+        score = self._score(verdict)
+        note = note or (why_rejected(verdict) if verdict else "")
+        step = Step(candidate, verdict, score, note, time.monotonic() - began, self.budget.spent)
+        self._marks[mark] = step
         return step
 
-    def _quick(self, candidate: Candidate) -> tuple[Verdict | None, str]:
+    def _twin(self, candidate: Candidate, first: Step | None) -> Step:
+        """Another text of the same machine code launched alike: judged once, and as good."""
+        name = short(first.candidate) if first else "the original"
+        note, at = f"same machine code as {name}", self.budget.spent
+        if first is None or first.score is None:
+            return Step(candidate, None, None, note, at=at)
+        return Step(candidate, None, first.score, note, at=at)
+
+    def _quickly(self, candidate: Candidate, binary: Binary) -> tuple[Verdict | None, str]:
+        key = self.memory.key("quick", candidate, self.original, binary)
+        verdict = self.memory.verdict(key)
+        if verdict is not None:
+            return verdict, ""
+        began = time.monotonic()
         try:
             verdict = self._asked(judge.quick, candidate)
         except DeviceError as error:
             self.device.restart()
             return None, str(error)
+        self.memory.keep(key, verdict)
+        if verdict.status == "verified":
+            self._quick.append(time.monotonic() - began)
+            self.budget.reserve = self._full_seconds()
         self._hopeless = any(
             gate.undecided and (gate.id == "G2" or gate.data.get("error") == "WorkloadError") for gate in verdict.gates
         )
         return verdict, ""
+
+    def _full_seconds(self) -> float:
+        """What a full verdict will take: what it took here before, else as many times a quick one as on the H200 and
+        the emulator (docs/benchmarks.md). G13's build and run of the program come on top."""
+        known = self.memory.seconds("full verdict")
+        if known is not None:
+            return 1.2 * known
+        middle = sorted(self._quick)[len(self._quick) // 2] if self._quick else 0.0
+        return 4 + 8 * middle if self.device.kind == "emulator" else 12 + 5 * middle
 
     def _asked(self, ask: Callable[..., Verdict], candidate: Candidate, **more: Any) -> Verdict:
         """A verdict. Where a worker ended under it and nothing was decided it is asked for once more: the worker may
@@ -238,87 +279,106 @@ class _Search:
                 break
         return verdict
 
-    def _finish(self, state: State) -> Outcome:
-        """The full judge on the best candidates, best first, until one holds."""
-        ranked = sorted(
-            (s for s in state.steps if s.score is not None and s.score >= self._worth()), key=lambda s: -(s.score or 0)
-        )
-        rejected: Outcome | None = None
-        smallest = (self._smallest(step, state) for step in ranked[:5])
-        for step in {step.candidate.id: step for step in smallest}.values():
-            self.say(
-                {
-                    "event": "phase",
-                    "message": f"full verdict on {step.candidate.origin.removeprefix('rule:')}",
-                    "percentage": 92,
-                }
-            )
-            verdict = self._asked(judge.judge, step.candidate, on_event=self._late)
-            outcome = self._outcome(step, verdict, state)
-            holds = verdict.faster or self.device.info.kind == "emulator"
-            if verdict.status == "verified" and holds:
-                return outcome
-            self._refused.add(step.candidate.id)
-            rejected = rejected or outcome
-        if rejected is not None and rejected.status != "verified":
-            return rejected
-        message = f"nothing better found for {self.kernel.name} after {self.budget.tried} candidates"
-        undecided = [s for s in state.steps if s.verdict and s.verdict.status == "undecided"]
-        if undecided and not any(s.verdict and s.verdict.status == "verified" for s in state.steps):
-            outcome = self._outcome(undecided[0], undecided[0].verdict, state)
-            return replace(outcome, message=f"cannot decide: {undecided[0].note}")
-        self.trajectory.append("end", status="nothing", tried=self.budget.tried)
-        return Outcome(
-            "nothing",
-            self.kernel.id,
-            message,
-            tried=self.budget.tried,
-            source_hash=self._hash(),
-            steps=tuple(state.steps),
-        )
+    # ------------------------------------------------------------ the end
 
-    def _stopped(self, state: State) -> Outcome:
+    def _finish(self) -> Outcome:
+        """The full judge on the best candidates, best first, until one holds or the time is over."""
+        left = [s for s in self.state.steps if s.score is not None and s.score >= self._worth()]
+        refused: list[tuple[Step, Verdict]] = []
+        while (step := choose(left)) is not None and len(refused) < FULL_TRIES:
+            if refused and self.budget.left < self._full_seconds():
+                break
+            verdict = self._fully(step.candidate)
+            holds = verdict.faster or self.device.kind == "emulator"
+            if verdict.status == "verified" and holds:
+                return self._outcome(step, verdict)
+            refused.append((step, verdict))
+            self._refused.append(step.candidate)
+            left = [s for s in left if s is not step and not (verdict.status == "rejected" and _contains(s, step))]
+        return self._nothing(refused)
+
+    def _fully(self, candidate: Candidate) -> Verdict:
+        message = f"full verdict on {short(candidate)}"
+        self.say({"event": "phase", "message": message, "percentage": 92, **self._live()})
+        binary = self.device.compile(self.build, candidate.text, untrusted=candidate.origin.startswith("model"))
+        key = self.memory.key("full", candidate, self.original, binary)
+        verdict = self.memory.verdict(key)
+        if verdict is None:
+            began = time.monotonic()
+            verdict = self._asked(judge.judge, candidate, on_event=self._late)
+            self.memory.keep(key, verdict)
+            if verdict.status == "verified":
+                self.memory.keep_seconds("full verdict", time.monotonic() - began)
+        return verdict
+
+    def _nothing(self, refused: list[tuple[Step, Verdict]]) -> Outcome:
+        """No candidate holds. What the full judge refused is counted, never shown as a proposal."""
+        undecided = next(((s, v) for s, v in refused if v.status == "undecided"), None)
+        if undecided is not None:
+            return self._outcome(*undecided)
+        seen = [s for s in self.state.steps if s.verdict is not None]
+        weak = next((s for s in seen if s.verdict and s.verdict.status == "undecided"), None)
+        if weak is not None and weak.verdict and not any(s.verdict and s.verdict.status == "verified" for s in seen):
+            return replace(self._outcome(weak, weak.verdict), message=f"cannot decide: {weak.note}")
+        message = f"nothing better found for {self.kernel.name} after {self.budget.tried} candidates"
+        wrong = [verdict for _, verdict in refused if verdict.status == "rejected"]
+        if wrong:
+            message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"
+        self.trajectory.append("end", status="nothing", tried=self.budget.tried)
+        return self._ended("nothing", message)
+
+    def _stopped(self) -> Outcome:
         """What a stopped search has: its best candidate, which passed the quick gates only. Raises Cancelled when there
         is none that is better than the original."""
-        found = [s for s in state.steps if s.score is not None and s.candidate.id not in self._refused]
-        best = max(found, key=lambda s: s.score or 0.0, default=None)
-        if best is None or best.verdict is None or (best.score or 0.0) < GAIN:
+        found = [s for s in self.state.steps if s.verdict is not None and s.candidate not in self._refused]
+        best = choose(found)
+        if best is None or best.verdict is None or (best.score or 0.0) < WORTH:
             raise Cancelled(f"stopped after {self.budget.tried} candidates: nothing better was found so far")
-        best = self._smallest(best, state)
-        assert best.verdict is not None
-        outcome = self._outcome(best, replace(best.verdict, status="undecided"), state)
+        outcome = self._outcome(best, replace(best.verdict, status="undecided"))
         message = (
             f"stopped after {self.budget.tried} candidates; the best so far, {best.candidate.origin}, passed the quick "
             "gates but has no full verdict"
         )
         return replace(outcome, message=message, evidence={**outcome.evidence, "headline": message})
 
-    @staticmethod
-    def _smallest(step: Step, state: State) -> Step:
-        """The candidate without the last edits that gave less than `GAIN` each: a shorter diff for the same speed."""
-        by_id = {s.candidate.id: s for s in state.steps}
-        while (parent := by_id.get(step.candidate.parent or "")) is not None:
-            if parent.score is None or (step.score or 0.0) >= GAIN * parent.score:
-                break
-            step = parent
-        return step
+    def _again(self, known: Outcome, policy: Policy) -> Outcome:
+        """The answer of an earlier search, told and recorded as if it had just ended."""
+        self._start(policy, self.device.spec)
+        for step in known.steps:
+            self.state.steps.append(step)
+            self.budget.tried += step.verdict is not None
+            self.trajectory.candidate(step)
+            self.say(self._describe(step))
+        date = known.verdict.record.get("date") if known.verdict else None
+        when = f" of {str(date).replace('T', ' ').removesuffix('+00:00')} UTC" if date else ""
+        message = f"{self.kernel.name} was searched before with the same inputs: this is the answer{when}"
+        self.say({"event": "phase", "message": message, "percentage": 100, **self._live()})
+        chosen = {"candidate": known.candidate.id} if known.candidate else {}
+        self.trajectory.append("end", status=known.status, tried=known.tried, remembered=True, **chosen)
+        return known
 
-    def _outcome(self, step: Step, verdict: Verdict | None, state: State) -> Outcome:
-        assert verdict is not None
+    def _outcome(self, step: Step, verdict: Verdict) -> Outcome:
         diff = unified_diff(self.text, step.candidate.text, self.request.path.name)
-        evidence = to_json(verdict, candidate=step.candidate, diff=diff)
         self.trajectory.append("end", status=verdict.status, candidate=step.candidate.id, tried=self.budget.tried)
-        return Outcome(
+        return self._ended(
             verdict.status,
-            self.kernel.id,
             headline(verdict),
-            step.candidate,
-            verdict,
-            diff,
-            evidence,
-            self.budget.tried,
-            self._hash(),
-            tuple(state.steps),
+            candidate=step.candidate,
+            verdict=verdict,
+            diff=diff,
+            evidence=to_json(verdict, candidate=step.candidate, diff=diff),
+        )
+
+    def _ended(self, status: Any, message: str, **more: Any) -> Outcome:
+        return Outcome(
+            status,
+            self.kernel.id,
+            message,
+            tried=self.budget.tried,
+            source_hash=parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel),
+            steps=tuple(self.state.steps),
+            seconds=self.budget.spent,
+            **more,
         )
 
     # ------------------------------------------------------------ helpers
@@ -349,15 +409,15 @@ class _Search:
             for found in (names.match(list(binary.kernels), name) for name in wanted)
             if found and binary.kernels[found].sass_hash
         )
-        shape = repr(candidate.launch) if candidate else repr(Candidate("", "", "", (), "").launch)
+        shape = repr(candidate.launch if candidate else LaunchMap())
         code = "".join(codes) or binary.sha256
         return hashlib.sha256((code + shape).encode()).hexdigest()
 
     def _score(self, verdict: Verdict | None) -> float | None:
         if verdict is None or verdict.status != "verified":
             return None
-        if verdict.timing is not None:
-            return verdict.timing.ci[0]
+        if self.device.kind != "emulator":
+            return verdict.timing.ci[0] if verdict.timing is not None else None
         before, after = verdict.traffic.get("sectors_before", 0.0), verdict.traffic.get("sectors_after", 0.0)
         requests = verdict.traffic.get("requests_before", 0.0), verdict.traffic.get("requests_after", 0.0)
         if not before or not after:
@@ -365,11 +425,23 @@ class _Search:
         return float((before / after) * (requests[0] / requests[1] if all(requests) else 1.0) ** 0.25)
 
     def _worth(self) -> float:
-        return 1.0 if self.device.info.kind == "emulator" else 1.01
+        return 1.0 if self.device.kind == "emulator" else WORTH
+
+    def _live(self) -> dict[str, Any]:
+        """The numbers of this moment: candidates judged, the best so far, seconds left."""
+        best = self.state.best
+        return {
+            "search": self.kernel.name,
+            "tried": self.budget.tried,
+            "best": f"{self._gain(best)} by {short(best.candidate)}" if best and self._better(best) else None,
+            "left_s": self.budget.left,
+        }
+
+    def _better(self, step: Step) -> bool:
+        return step.score is not None and step.score >= WORTH and step.verdict is not None
 
     def _describe(self, step: Step) -> Event:
-        gain = self._gain(step)
-        name = step.candidate.origin.removeprefix("rule:")
+        gain, timing = self._gain(step), step.verdict.timing if step.verdict else None
         return {
             "event": "candidate",
             "origin": step.candidate.origin,
@@ -377,10 +449,13 @@ class _Search:
             "candidate": step.candidate,  # with its quick verdict: what a cancelled search has so far
             "verdict": step.verdict,
             "note": step.note,
-            "tried": self.budget.tried,
+            "seconds": step.seconds,
             "percentage": self._percent(),
             "gain": gain,
-            "message": f"{name}: {step.note or gain or 'rejected'}",
+            "ratio": timing.ratio if timing else None,
+            "ci": timing.ci if timing else None,
+            "message": f"{short(step.candidate)}: {step.note or gain or 'rejected'}",
+            **self._live(),
         }
 
     def _gain(self, step: Step) -> str:
@@ -394,19 +469,10 @@ class _Search:
     def _late(self, event: Event) -> None:
         """A full verdict's own 0 to 100 % are the last of ours."""
         own = event.get("percentage")
-        self.say({**event, "percentage": 92 + 8 * own // 100} if isinstance(own, int) else event)
+        self.say({**event, "percentage": 92 + 8 * own // 100, **self._live()} if isinstance(own, int) else event)
 
     def _percent(self) -> int:
         return 5 + int(85 * self.budget.share)
-
-    def _hash(self) -> str:
-        return parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel)
-
-
-def first_line(text: str) -> str:
-    """The first line that is an error (g++, nvcc, ptxas), else the first line."""
-    errors = [line for line in text.splitlines() if re.search(r"\berror\b( #?[\w-]+)?\s*:", line)]
-    return (errors or text.splitlines() or [""])[0].strip()[:300]
 
 
 def why_rejected(verdict: Verdict) -> str:
@@ -417,41 +483,10 @@ def why_rejected(verdict: Verdict) -> str:
     return ""
 
 
-def optimize_all(
-    request: Request, *, on_event: OnEvent | None = None, cancelled: Callable[[], bool] | None = None
-) -> list[Outcome]:
-    """Every captured kernel of the file that has a definition in it, one search each, the budget shared equally.
+def short(candidate: Candidate) -> str:
+    return candidate.origin.removeprefix("rule:")
 
-    A kernel that cannot be searched becomes an undecided outcome that says why; NoInputs when there is none at all.
-    """
-    say = on_event or (lambda event: None)
-    text = request.text if request.text is not None else read_source(request.path)
-    module = parse_module(Document(str(request.path), text))
-    build = find_build(request.path)
-    outcomes: list[Outcome] = []
-    with open_device(request.device) as device:
-        workloads = find_or_make_all(
-            request.path,
-            module,
-            build,
-            device.info.kind,
-            args=request.args,
-            run_command=request.run_command,
-            timeout_s=request.timeout_s,
-            on_event=say,
-            cancelled=cancelled,
-        )
-        share = request.budget_s / len(workloads)
-        for workload in workloads:
-            one = replace(request, kernel=workload.kernel, budget_s=share, text=text)
-            try:
-                outcomes.append(optimize(one, on_event=say, cancelled=cancelled, device=device, workload=workload))
-            except Cancelled as error:
-                if not outcomes:
-                    raise
-                outcomes.append(Outcome("undecided", workload.kernel, str(error)))
-                break
-            except CudaAgentError as error:
-                outcomes.append(Outcome("undecided", workload.kernel, str(error)))
-                device.restart()
-    return outcomes
+
+def _contains(step: Step, other: Step) -> bool:
+    """Built on the other's rules: what is wrong with that is wrong with this."""
+    return set(rules_of(other.candidate.origin)) <= set(rules_of(step.candidate.origin))

@@ -1,7 +1,8 @@
 """The trajectory: one JSON line a step, enough to replay a search or to train on it later.
 
 Lines: `{"step": "start"|"candidate"|"end", "time": seconds since start, …}`. A candidate line has its whole text, where
-it came from, the gates, the timing and the score. No environment, no paths: the source file's folder reads `.`.
+it came from, the gates, the timing, the score and the seconds that its judgement took. No environment, no paths: the
+source file's folder reads `.`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.model import Candidate, Verdict
+from cuda_agent.agent.policies import Step
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class Trajectory:
             log.warning("the trajectory %s is not recorded any more: %s", self.path, error)
             self.path = None
 
-    def candidate(self, candidate: Candidate, verdict: Verdict | None, score: float | None, note: str = "") -> None:
+    def candidate(self, step: Step) -> None:
+        candidate, verdict = step.candidate, step.verdict
         self.append(
             "candidate",
             id=candidate.id,
@@ -53,6 +55,7 @@ class Trajectory:
             gates=[[g.id, g.status, g.detail] for g in verdict.gates] if verdict else [],
             timing=asdict(verdict.timing) if verdict and verdict.timing else None,
             traffic=dict(verdict.traffic) if verdict else {},
-            score=score,
-            note=note,
+            score=step.score,
+            note=step.note,
+            seconds=round(step.seconds, 3),
         )

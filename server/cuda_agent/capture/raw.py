@@ -154,6 +154,7 @@ def convert(
             launch.why = "enough launches of it were recorded in the program's other processes"
             continue
         groups.setdefault(launch.kernel, []).append(launch)
+    seen = {summary.kernel: summary.launches for summary in follower.summaries({})}
     for kernel, launches in groups.items():
         folder = captures / bundle.safe_name(kernel)
         store = bundle.BlobStore(folder / "blobs")
@@ -168,6 +169,7 @@ def convert(
             device=str(launches[0].data["device"]),
             command=tuple(command),
             environment=dict(environment),
+            seen=seen[kernel],
         )
         saved = bundle.save(folder, workload)
         bundle.prune(folder, saved)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cuda_agent import cache, config, paths
-from cuda_agent.device.client import Device
+from cuda_agent.device.client import Device, gpu_identity
 from cuda_agent.device.info import GPUS, DeviceInfo
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.quarantine import Quarantine
@@ -34,11 +34,12 @@ def open_device(
     untrusted: bool = False,
     transport: Transport | None = None,
     quarantine: Quarantine | None = None,
+    start: bool = True,
 ) -> Device:
     """A device, ready: "cuda:N", "emulator", "emulator:GPU" (a key of `info.GPUS`: the limits it takes), or "auto":
     the first GPU when there is a working one, else the emulator. `untrusted`: kernels may come from a model, so the
-    emulator's worker, which runs them as host code, must be sandboxed. Raises UsageError, DeviceMissing,
-    SandboxError."""
+    emulator's worker, which runs them as host code, must be sandboxed. Without `start` the worker starts when the
+    device is first asked for something. Raises UsageError, DeviceMissing, SandboxError."""
     if not _SPEC.fullmatch(spec):
         raise UsageError(f"there is no device {spec!r}: use auto, cuda:N, emulator or emulator:GPU ({', '.join(GPUS)})")
     if spec == "auto":
@@ -52,7 +53,10 @@ def open_device(
         raise UsageError(f"the emulator knows no GPU {which!r}: use one of {', '.join(GPUS)}")
     if quarantine is None:
         quarantine = Quarantine(cache.default())
-    return Device(spec, transport or default_transport(spec, untrusted=untrusted), quarantine)
+    transport = transport or default_transport(spec, untrusted=untrusted)
+    # Without a worker nobody would say that a GPU is not there.
+    start = start or (kind == "cuda" and gpu_identity(spec) is None)
+    return Device(spec, transport, quarantine, start=start)
 
 
 def default_transport(spec: str, *, untrusted: bool = False) -> Transport:

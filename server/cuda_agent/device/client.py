@@ -74,6 +74,27 @@ class Device:
         assert self._info is not None
         return self._info
 
+    # What is known of a GPU of this machine and of the emulator without a worker; any other device is asked.
+
+    @property
+    def kind(self) -> str:
+        """`DeviceInfo.kind`."""
+        kind = self.spec.partition(":")[0]
+        return kind if self._info is None and kind in ("cuda", "emulator") else self.info.kind
+
+    @property
+    def arch(self) -> str:
+        """`DeviceInfo.arch`."""
+        gpu = gpu_identity(self.spec) if self._info is None else None
+        return str(gpu[-1]) if gpu else self.info.arch
+
+    @property
+    def identity(self) -> tuple[str | int | float, ...]:
+        """What results on this device depend on."""
+        if self.spec.startswith("emulator"):
+            return (self.spec,)
+        return gpu_identity(self.spec) or tuple(self.info.to_json().values())
+
     @property
     def uuid(self) -> str:
         """The GPU's, empty before its worker first ran (and on the emulator)."""
@@ -191,13 +212,25 @@ class Device:
 
     def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
         """The text as a binary for this device: a cubin for its architecture, or the emulator's shared object."""
-        if self.info.kind == "emulator":
+        if self.kind == "emulator":
             from cuda_agent.device.emulator import build as emulator
 
             return emulator.compile(build, text, untrusted=untrusted)
         from cuda_agent.toolchain import compile as toolchain
 
-        return toolchain.compile(build, text, self.info.arch, kernel, untrusted=untrusted)
+        return toolchain.compile(build, text, self.arch, kernel, untrusted=untrusted)
+
+
+def gpu_identity(spec: str) -> tuple[str | int | float, ...] | None:
+    """Name, driver, memory and architecture of a GPU of this machine ("cuda:N"), by the driver; None for any other."""
+    from cuda_agent.device import driver
+
+    kind, _, number = spec.partition(":")
+    at = int(number or 0)
+    if kind != "cuda" or driver.why_not() is not None or at >= driver.count():
+        return None
+    arch = f"sm_{driver.attribute(at, 'major')}{driver.attribute(at, 'minor')}"
+    return driver.device_name(at), driver.version(), driver.total_memory(at), arch
 
 
 def _pump(channel: Channel, frames: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:

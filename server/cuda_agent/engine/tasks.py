@@ -143,7 +143,10 @@ class _Best:
         kept: Mapping[str, Any] | None = None
         score = event.get("score")
         if isinstance(score, (int, float)) and score > self.score:
-            self.score, best = float(score), f"{event.get('gain', '')} by {event.get('origin', '')}"
+            self.score, best = (
+                float(score),
+                f"{event.get('gain', '')} by {str(event.get('origin', '')).removeprefix('rule:')}",
+            )
             if event.get("candidate") is not None and event.get("verdict") is not None:
                 kept = {"candidate": to_json(event["candidate"]), "verdict": to_json(event["verdict"])}
         _say(self.report, event, best, kept)
@@ -154,7 +157,10 @@ def _forward(report: Report) -> Callable[[Mapping[str, Any]], None]:
 
 
 def _say(report: Report, event: Mapping[str, Any], best: str | None, kept: Mapping[str, Any] | None) -> None:
-    message = str(event.get("message") or event.get("event") or "")
+    from cuda_agent.agent import live
+
+    numbers = live.numbers(event, best=False)  # the best goes beside the message
+    message = " · ".join(part for part in (numbers, live.message(event)) if part) or str(event.get("event") or "")
     if event.get("event") == "log":
         report.log("info", message)
     else:

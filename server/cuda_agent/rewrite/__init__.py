@@ -6,31 +6,27 @@ from collections.abc import Iterator
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Candidate
-from cuda_agent.rewrite.rule import Context, Rule, refuse_damaged
+from cuda_agent.rewrite.moves import Move, Recipe, labels_of, moves, replay, rules_of
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.rules import RULES
 
-__all__ = ["RULES", "Context", "candidates", "refusals"]
+__all__ = [
+    "RULES",
+    "Context",
+    "Move",
+    "Recipe",
+    "candidates",
+    "labels_of",
+    "moves",
+    "refusals",
+    "replay",
+    "rules_of",
+]
 
 
-def candidates(context: Context, base: Candidate | None = None) -> Iterator[Candidate]:
-    """Candidates of every rule on this text. A rule acts at most once on the way to a candidate, so that a search
-    ends."""
-    refuse_damaged(context)
-    for rule in RULES:
-        if base is not None and rule.name in base.origin:
-            continue
-        yield from _of_rule(rule, context)
-
-
-def _of_rule(rule: Rule, context: Context) -> Iterator[Candidate]:
-    try:
-        for site in rule.sites(context):
-            try:
-                yield rule.apply(context, site)
-            except RuleRefused:
-                continue  # this site's parameters are not legal; `refusals` tells the person why
-    except RuleRefused:
-        return
+def candidates(context: Context) -> Iterator[Candidate]:
+    """Candidates of every rule on this text, but for the rules that made it."""
+    return (candidate for _, candidate in moves(context))
 
 
 def refusals(context: Context) -> dict[str, str]:

@@ -238,6 +238,7 @@ def to_json(workload: Workload) -> dict[str, Any]:
         "command": list(workload.command),
         "environment": dict(workload.environment),
         "tolerance": dict(workload.tolerance),
+        "seen": workload.seen,
         "launches": [_launch_to_json(launch) for launch in workload.launches],
     }
 
@@ -288,6 +289,7 @@ def from_json(data: Mapping[str, Any], folder: Path) -> Workload:
         command=tuple(map(str, data["command"])),
         environment={str(k): str(v) for k, v in data["environment"].items()},
         tolerance={str(k): float(v) for k, v in data["tolerance"].items()},
+        seen=int(data.get("seen", 0)),
     )
 
 

@@ -1,19 +1,23 @@
 """Policies: what to try next, given everything seen so far.
 
 A policy proposes a round of candidates; the loop compiles them, drops the ones that change nothing, judges the rest
-and
-hands the steps back in `State.steps`. An empty round ends the search.
+and hands the steps back in `State.steps`. An empty round ends the search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from cuda_agent.agent.budget import Budget
 from cuda_agent.model import Candidate, Verdict
+from cuda_agent.rewrite import rules_of
 from cuda_agent.rewrite.rule import Context
+from cuda_agent.source.edits import unified_diff
+
+WORTH = 1.01  # an edit that gives less is left out of the diff
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,15 @@ class Step:
     verdict: Verdict | None
     score: float | None
     note: str = ""
+    seconds: float = 0.0  # of the judgement
+    at: float = 0.0  # seconds into the search when it was judged
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """How much a person has to read: rules, then changed lines."""
+        diff = unified_diff(self.candidate.original, self.candidate.text, "").splitlines()[2:]
+        changed = sum(line.startswith(("+", "-")) for line in diff)
+        return len(rules_of(self.candidate.origin)), changed
 
 
 @dataclass
@@ -39,11 +52,26 @@ class State:
         accepted = [s for s in self.steps if s.score is not None]
         return max(accepted, key=lambda s: s.score or 0.0, default=None)
 
-    def tried(self, candidate: Candidate) -> bool:
-        return any(s.candidate.id == candidate.id for s in self.steps)
+    @property
+    def chosen(self) -> Step | None:
+        """What would be shown: the smallest diff within `WORTH` of the best."""
+        return choose(self.steps)
+
+
+def choose(steps: Iterable[Step]) -> Step | None:
+    """Of the accepted steps the one with the fewest rules, then lines, whose score is within `WORTH` of the best."""
+    accepted = [(s.score, s) for s in steps if s.score is not None]
+    best = max((score for score, _ in accepted), default=0.0)
+    near = [(s.size, -score, s) for score, s in accepted if score * WORTH > best]
+    return min(near, key=lambda row: row[:2])[2] if near else None
 
 
 class Policy(Protocol):
     name: str
 
     def propose(self, state: State) -> Sequence[Candidate]: ...
+
+    def ahead(self, context: Context) -> Sequence[Candidate]:
+        """What would probably be proposed next if this context's candidate stayed the best: compiled while the device
+        is busy. Called from another thread; may be empty."""
+        ...

@@ -23,38 +23,48 @@ NO_ICON = "data:,"  # a browser asks for no favicon then
 
 def page(evidences: Sequence[Evidence]) -> str:
     """The whole file: one article for each `to_json` object (several when a search won in several kernels)."""
-    style = Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8"))
     names = ", ".join(dict.fromkeys(str(e["kernel"]) for e in evidences if e["kernel"]))
+    return document(f"{names or 'kernel'}: evidence", *(article(e) for e in evidences))
+
+
+def document(title: str, *articles: Markup, style: str = "") -> str:
+    """An HTML file that holds these articles and loads nothing. `style` is added to the page's own."""
+    own = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         Markup(f'<link rel="icon" href="{NO_ICON}">'),
-        tag("title", f"{names or 'kernel'}: evidence"),
-        tag("style", style),
+        tag("title", title),
+        tag("style", Markup(own + style)),
     )
-    body = tag("body", tag("main", *(_article(e) for e in evidences)))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head, tag('body', tag('main', *articles)), lang='en')}\n"
 
 
-def _article(e: Evidence) -> Markup:
-    title = e["kernel"] or "kernel"
-    where = f" in {e['file']}" if e["file"] else ""
-    badge = tag("span", f"{ICON[e['status']]} {e['status']}", class_=f"badge {e['status']}")
+def article(e: Evidence, more: Markup | None = None, id: str | None = None) -> Markup:
+    """One piece of evidence; `more` stands between the plots and the gates."""
     return tag(
         "article",
-        tag("header", tag("h1", tag("code", title), tag("span", where, class_="soft")), badge),
+        title(e["kernel"] or "kernel", e["file"], e["status"]),
         _hero(e),
         _levels(e["evidence_level"]),
         _again(e),
         _cards(e),
+        more,
         _gates(e["gates"]),
         _numeric(e),
         _diff(e["diff"]),
         _assumptions(e["candidate"]),
         _foot(e),
+        id=id,
     )
+
+
+def title(kernel: str, file: str | None, status: str) -> Markup:
+    where = f" in {file}" if file else ""
+    badge = tag("span", f"{ICON.get(status, '·')} {status}", class_=f"badge {status}")
+    return tag("header", tag("h1", tag("code", kernel), tag("span", where, class_="soft")), badge)
 
 
 # ---------------------------------------------------------------- at a glance

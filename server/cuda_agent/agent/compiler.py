@@ -1,0 +1,97 @@
+"""Candidates compiled in the background, in parallel, while the device judges others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuda_agent.device import Device
+from cuda_agent.errors import CompileError, CudaAgentError, Unsupported
+from cuda_agent.model import Binary, Build, Candidate
+
+WORKERS = 16
+SPARE = 4  # with fewer cores nothing is compiled on a guess
+
+Compiled = tuple[Binary | None, str]  # the binary, or why there is none
+
+
+@dataclass
+class Compiler:
+    """Compiles each text once. What is wanted now comes before what may be wanted later."""
+
+    device: Device
+    build: Build
+    folder: Path  # is left out of messages
+    pool: ThreadPoolExecutor
+    guesses: ThreadPoolExecutor  # one thread: it must not take the cores of the candidates that are wanted now
+    stopped: Callable[[], bool] = lambda: False
+    _known: dict[str, Future[Compiled]] = field(default_factory=dict)
+
+    def compiled(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Compiled]]:
+        """In the order given; all are begun at once."""
+        futures = [self._begin(candidate) for candidate in candidates]
+        for candidate, future in zip(candidates, futures, strict=True):
+            try:
+                yield candidate, future.result()
+            except CancelledError:
+                yield candidate, (None, "stopped")
+
+    def guess(self, make: Callable[[], Iterable[Candidate]]) -> None:
+        """Make candidates and compile them in the background. Whatever goes wrong shows when they are wanted."""
+        if (os.cpu_count() or 1) >= SPARE:
+            self.guesses.submit(self._guess, make)
+
+    def _guess(self, make: Callable[[], Iterable[Candidate]]) -> None:
+        if self.stopped():
+            return
+        try:
+            found = list(make())
+        except CudaAgentError:
+            return  # the policy meets it again, and there it is said
+        for candidate in found:
+            self._begin(candidate)
+
+    def _begin(self, candidate: Candidate) -> Future[Compiled]:
+        if candidate.text not in self._known:
+            self._known[candidate.text] = self.pool.submit(self._compile, candidate)
+        return self._known[candidate.text]
+
+    def _compile(self, candidate: Candidate) -> Compiled:
+        if self.stopped():
+            return None, "stopped"
+        untrusted = candidate.origin.startswith("model")
+        try:
+            return self.device.compile(self.build, candidate.text, untrusted=untrusted), ""
+        except CompileError as error:
+            line = first_line(error.diagnostics or str(error))
+            return None, f"does not compile: {line.replace(f'{self.folder}{os.sep}', '')}"
+        except Unsupported as error:
+            return None, str(error)
+
+
+@contextmanager
+def compiler(device: Device, build: Build, folder: Path, stopped: Callable[[], bool]) -> Iterator[Compiler]:
+    workers = max(1, min(WORKERS, os.cpu_count() or 2))
+    with ThreadPoolExecutor(workers, "compile") as pool, ThreadPoolExecutor(1, "ahead") as guesses:
+        over = False
+
+        def ended() -> bool:
+            return over or stopped()
+
+        try:
+            yield Compiler(device, build, folder, pool, guesses, ended)
+        finally:
+            over = True
+            guesses.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
+
+
+def first_line(text: str) -> str:
+    """The first line that is an error (g++, nvcc, ptxas), else the first line."""
+    errors = [line for line in text.splitlines() if re.search(r"\berror\b( #?[\w-]+)?\s*:", line)]
+    return (errors or text.splitlines() or [""])[0].strip()[:300]

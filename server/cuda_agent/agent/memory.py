@@ -1,0 +1,115 @@
+"""What earlier searches found, by content: verdicts of single candidates, and whole answers.
+
+A key holds everything a result depends on, the text of this program too, so that nothing in here can become wrong. A
+search that was stopped is resumed by asking again: every candidate judged before answers at once. What is not decided
+is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cuda_agent
+from cuda_agent import cache
+from cuda_agent.device import Device, sanitizer
+from cuda_agent.errors import ToolMissing
+from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge.record import inputs
+from cuda_agent.model import Binary, Build, Candidate, Verdict, Workload
+
+SOURCES = (".py", ".h", ".hpp", ".cpp", ".cu", ".S")
+
+
+@lru_cache(1)
+def program() -> str:
+    """One hash over this package's own files."""
+    root = Path(cuda_agent.__file__).parent
+    state = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in SOURCES:
+            state.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one kernel's searches on one device. `fresh` ignores what is there and replaces it."""
+
+    device: Device
+    build: Build
+    workload: Workload
+    original: str
+    options: JudgeOptions
+    fresh: bool = False
+    store: Callable[[], cache.Cache] = cache.default
+
+    @property
+    def usable(self) -> bool:
+        """A whole program's run depends on more than can be named in a key."""
+        return not self.options.in_program
+
+    # ------------------------------------------------------------ verdicts
+
+    def verdict(self, key: str) -> Verdict | None:
+        found = None if self.fresh or not self.usable else self.store().get(key)
+        return found if isinstance(found, Verdict) else None
+
+    def keep(self, key: str, verdict: Verdict) -> None:
+        if self.usable and verdict.status != "undecided":
+            self.store().set(key, verdict)
+
+    def key(self, kind: str, candidate: Candidate, original: Binary, binary: Binary) -> str:
+        """`kind`: quick or full."""
+        launch = (*candidate.launch.grid, *candidate.launch.block, candidate.launch.shared)
+        what = (candidate.text, candidate.numeric, candidate.origin, launch, original.sha256, binary.sha256)
+        return self._key(f"verdict-{kind}", what)
+
+    # ------------------------------------------------------------ answers
+
+    def answer(self, asked: tuple[object, ...], original: Binary) -> str:
+        """The key of a whole search's outcome: `asked` is what may be spent and on whose proposals."""
+        return self._key("search", (asked, original.sha256))
+
+    def outcome(self, key: str, kind: type[Any]) -> Any:
+        found = None if self.fresh or not self.usable else self.store().get(key)
+        return found if isinstance(found, kind) else None
+
+    def keep_outcome(self, key: str, outcome: Any) -> None:
+        if self.usable:
+            self.store().set(key, outcome)
+
+    # ------------------------------------------------------------ seconds
+
+    def seconds(self, of: str) -> float | None:
+        """How long something took here on these inputs."""
+        found = self.store().get(self._key("seconds", of))
+        return found if isinstance(found, float) else None
+
+    def keep_seconds(self, of: str, seconds: float) -> None:
+        self.store().set(self._key("seconds", of), seconds)
+
+    def _key(self, kind: str, parts: object) -> str:
+        tolerance = sorted(self.workload.tolerance.items())
+        about = (str(self.build.file), self.build.flags, self.original, inputs(self.workload), self.workload.origin)
+        options = sorted(f"{name}={value!r}" for name, value in asdict(self.options).items() if name != "allow")
+        allow = sorted(self.options.allow)
+        where = (self.device.identity, _checker(self.device))
+        return self.store().key(kind, (program(), where, about, tolerance, options, allow, parts))
+
+
+@lru_cache(4)
+def _found() -> str:
+    try:
+        return sanitizer.find().version
+    except ToolMissing:
+        return ""
+
+
+def _checker(device: Device) -> str:
+    """G7's verdict on a GPU depends on whether there is a compute-sanitizer."""
+    return "" if device.kind == "emulator" else _found()

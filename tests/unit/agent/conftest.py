@@ -1,0 +1,21 @@
+"""Every test of a search has a memory of its own: what an earlier run found must not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cuda_agent import cache
+from cuda_agent.agent import loop
+from cuda_agent.agent.memory import Memory
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[cache.Cache]:
+    kept = cache.Cache(tmp_path / "memory")
+    monkeypatch.setattr(loop, "Memory", partial(Memory, store=lambda: kept))
+    yield kept
+    kept.close()

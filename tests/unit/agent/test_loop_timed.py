@@ -1,0 +1,236 @@
+"""The loop with scripted policies on the simulated GPU: scores are measured ratios, judgements take milliseconds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_agent import cache, judge
+from cuda_agent.agent import loop
+from cuda_agent.agent.loop import Outcome, Request
+from cuda_agent.agent.policies import State
+from cuda_agent.device.jobs import Job
+from cuda_agent.errors import Cancelled
+from cuda_agent.judge import JudgeOptions
+from cuda_agent.model import Candidate, Verdict, Workload
+from simulated import WEATHERS, SimulatedDevice
+from unit.judge.conftest import assemble, candidate, source, workload
+
+WORK = "b[:] = 2 * a + 1\n"
+ORIGINAL = source(WORK + "return 100.0")
+OPTIONS = JudgeOptions(rounds=12, timing_budget_s=60.0, hidden_cases=0)
+
+
+def made(us: float, origin: str = "", machine: str = WORK, note: str = "") -> Candidate:
+    """A candidate that takes `us` microseconds. Its text differs, its origin names rules."""
+    code = machine if "return" in machine else f"{machine}return {us}"
+    text = source(code, "b[i] = 1 + 2 * a[i];", note=f"// {us} {note}")
+    return replace(candidate(text, ORIGINAL), origin=f"rule:{origin or f'r{us}'}")
+
+
+class Script:
+    """Proposes these rounds."""
+
+    def __init__(self, *rounds: Sequence[Candidate], before: Callable[[int], None] = lambda number: None) -> None:
+        self.rounds, self.before, self.asked = rounds, before, 0
+        self.name = f"script {[one.id for round_ in rounds for one in round_]}"
+
+    def ahead(self, context: object) -> Sequence[Candidate]:
+        return []
+
+    def propose(self, state: State) -> Sequence[Candidate]:
+        number, self.asked = self.asked, self.asked + 1
+        self.before(number)
+        return self.rounds[number] if number < len(self.rounds) else []
+
+
+class Counting(SimulatedDevice):
+    """Counts what it is asked to run."""
+
+    jobs = 0
+
+    def run(self, job: Job, blobs: Any = None) -> list[dict[str, Any]]:
+        self.jobs += 1
+        return super().run(job, blobs)
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "x.cu"
+        self.path.write_text(ORIGINAL)
+        self.workload: Workload = workload(folder)
+        self.events: list[Mapping[str, Any]] = []
+        self.device = self.fresh_device()
+
+    def fresh_device(self) -> Counting:
+        return Counting(WEATHERS["quiet"], 7, assemble)
+
+    def run(self, policy: Script, *, cancelled: Callable[[], bool] | None = None, **request: Any) -> Outcome:
+        self.device, self.events = self.fresh_device(), []
+        return loop.optimize(
+            Request(self.path, kernel="axpy", **{"options": OPTIONS, **request}),
+            on_event=self.events.append,
+            cancelled=cancelled,
+            device=self.device,
+            workload=self.workload,
+            policy=policy,
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def origin(outcome: Outcome) -> str | None:
+    return outcome.candidate.origin.removeprefix("rule:") if outcome.candidate else None
+
+
+def test_the_fastest_is_verified(bench: Bench) -> None:
+    outcome = bench.run(Script([made(90, "a"), made(50, "b"), made(120, "c")]))
+    assert (outcome.status, origin(outcome), outcome.tried) == ("verified", "b", 3)
+    assert outcome.verdict is not None
+    assert outcome.verdict.faster
+    assert outcome.evidence["timing"]["ratio"] == pytest.approx(2, rel=0.02)
+
+
+def test_the_smaller_of_two_within_one_per_cent(bench: Bench) -> None:
+    outcome = bench.run(Script([made(50, "a(x=1)+b"), made(50.2, "a(x=1)"), made(51, "c")]))
+    assert origin(outcome) == "a(x=1)"
+
+
+def test_the_same_question_is_answered_at_once(bench: Bench) -> None:
+    first = bench.run(Script([made(90, "a"), made(50, "b")]))
+    ran = bench.device.jobs
+    again = bench.run(Script([made(90, "a"), made(50, "b")]))
+    assert ran > 0
+    assert bench.device.jobs == 0
+    assert again.evidence == first.evidence
+    assert [event["origin"] for event in bench.events if event["event"] == "candidate"] == ["rule:a", "rule:b"]
+    assert any("searched before" in event.get("message", "") for event in bench.events)
+
+
+def test_fresh_asks_everything_again(bench: Bench) -> None:
+    bench.run(Script([made(50, "b")]))
+    ran = bench.device.jobs
+    bench.run(Script([made(50, "b")]), fresh=True)
+    assert bench.device.jobs == ran
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bench: {"options": replace(OPTIONS, seed=1)},
+        lambda bench: setattr(bench, "workload", workload(bench.path.parent, tuple(float(n) for n in range(64)))) or {},
+        lambda bench: setattr(bench, "workload", replace(bench.workload, tolerance={"b": 0.1})) or {},
+    ],
+    ids=["other options", "other inputs", "another tolerance"],
+)
+def test_another_question_is_not(bench: Bench, change: Callable[[Bench], dict[str, Any]]) -> None:
+    bench.run(Script([made(50, "b")]))
+    bench.run(Script([made(50, "b")]), **change(bench))
+    assert bench.device.jobs > 0
+
+
+def test_a_stopped_search_goes_on_where_it_was(bench: Bench) -> None:
+    """What was judged before the stop is not judged again; the answer is the whole search's."""
+    stop: list[int] = []
+    rounds = [made(90, "a"), made(80, "b")], [made(50, "c")]
+    stopped = bench.run(Script(*rounds, before=lambda n: stop.extend([n] * n)), cancelled=lambda: bool(stop))
+    assert (stopped.status, origin(stopped)) == ("undecided", "b")
+    quick: list[str] = []
+
+    def count(*args: Any, **more: Any) -> Verdict:
+        quick.append(args[4].origin)
+        return original(*args, **more)
+
+    original = judge.quick
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "quick", count, raising=False)
+        outcome = bench.run(Script(*rounds))
+    assert quick == ["rule:c"]
+    assert (outcome.status, origin(outcome), outcome.tried) == ("verified", "c", 3)
+
+
+def test_what_cannot_be_decided_is_not_kept(bench: Bench, memory: cache.Cache) -> None:
+    bench.workload = workload(bench.path.parent, values=(-0.5,) * 64, before=(0.0,) * 64)  # y = 0 everywhere
+    outcome = bench.run(Script([made(50, "b")]))
+    assert outcome.status == "undecided"
+    assert not [key for key in memory._store if str(key).startswith(("search", "verdict"))]
+
+
+def test_what_does_not_stand_in_a_fresh_process_is_not_shown(bench: Bench) -> None:
+    bad = made(20, "bad", machine="b[:] = 2 * a + 1\nreturn 20.0 if process == 1 else 100.0")
+    outcome = bench.run(Script([bad, made(50, "good")]))
+    assert (outcome.status, origin(outcome)) == ("verified", "good")
+    alone = bench.run(Script([bad]))
+    assert (alone.status, alone.diff, alone.candidate) == ("nothing", "", None)
+
+
+def test_what_is_built_on_a_refused_one_is_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def full(*args: Any, **more: Any) -> Verdict:
+        asked.append(args[4].origin.removeprefix("rule:"))
+        found = original(*args, **more)
+        return replace(found, status="rejected") if "bad" in asked[-1] else found
+
+    original = judge.judge
+    monkeypatch.setattr(judge, "judge", full, raising=False)
+    outcome = bench.run(Script([made(20, "bad"), made(19, "bad+more"), made(50, "good")]))
+    assert asked == ["bad+more", "bad", "good"]
+    assert origin(outcome) == "good"
+    asked.clear()
+    bench.run(Script([made(20, "bad"), made(19.9, "bad+more"), made(50, "good")]), fresh=True)
+    assert asked == ["bad", "good"]
+
+
+def test_slower_ones_are_nothing(bench: Bench) -> None:
+    outcome = bench.run(Script([made(110, "a"), made(100, "b")]))
+    assert (outcome.status, outcome.candidate) == ("nothing", None)
+    assert outcome.message == "nothing better found for axpy after 2 candidates"
+
+
+def test_events_have_the_numbers_of_the_moment(bench: Bench) -> None:
+    bench.run(Script([made(90, "a"), made(50, "b"), made(50, "b", note="again")]), budget_s=60)
+    told = [event for event in bench.events if event["event"] == "candidate"]
+    assert [event["tried"] for event in told] == [1, 2, 2]
+    assert re.fullmatch(r"1\.1\d× by a", told[0]["best"])
+    assert re.fullmatch(r"(2\.0\d|1\.9\d)× by b", told[1]["best"])
+    assert told[2]["note"] == "same machine code as b"
+    assert 60 > told[0]["left_s"] > told[1]["left_s"] > 0
+    assert told[1]["ci"][0] < told[1]["ratio"] < told[1]["ci"][1]
+    trying = [event["origin"] for event in bench.events if event["event"] == "trying"]
+    assert trying == ["rule:a", "rule:b"]
+
+
+def test_the_full_verdict_is_in_the_budget(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick judgement takes 4 s here and a full one five times as long and 12 s: of 60 s half are kept for it, so
+    that trying ends once 30 s are gone."""
+    now = [time.monotonic()]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def slow(ask: Callable[..., Verdict], seconds: float) -> Callable[..., Verdict]:
+        def asked(*args: Any, **more: Any) -> Verdict:
+            now[0] += seconds
+            return ask(*args, **more)
+
+        return asked
+
+    monkeypatch.setattr(judge, "quick", slow(judge.quick, 4.0), raising=False)
+    monkeypatch.setattr(judge, "judge", slow(judge.judge, 25.0), raising=False)
+    outcome = bench.run(Script([made(90 - n, f"r{n}") for n in range(20)]), budget_s=60.0)
+    assert outcome.tried == 8
+    assert outcome.seconds == pytest.approx(57.0, abs=1)
+    assert outcome.status == "verified"
+
+
+def test_stopped_before_anything_good(bench: Bench) -> None:
+    with pytest.raises(Cancelled, match="nothing better"):
+        bench.run(Script([made(50, "a")]), cancelled=lambda: True)
