@@ -12,6 +12,7 @@ import statistics as middle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from cuda_agent.device import jobs
 from cuda_agent.errors import DeadlineExceeded, DeviceError, WorkerDied
@@ -19,13 +20,16 @@ from cuda_agent.judge import floor as floors
 from cuda_agent.judge import numeric, statistics
 from cuda_agent.judge.baseline import mask, need, poison_of
 from cuda_agent.judge.case import ORIGINAL
-from cuda_agent.model import Timing
+from cuda_agent.model import Launch, Timing
 
 if TYPE_CHECKING:
+    from cuda_agent.device import Device
     from cuda_agent.judge.case import Case
 
 FLOOR_ROUNDS = 20
 CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock
+# Microseconds of an original's launch in its A/A run: what the worker's clock says of one launch is mostly the host.
+_lengths: WeakKeyDictionary[Device, dict[tuple[str, Launch], float]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
     # Long kernels still need enough rounds for an interval: five of four samples, and the candidate may be slower.
     budget = max(options.timing_budget_s, 60 * base.seconds)
     common: dict[str, Any] = {"min_us": options.min_us, "cold": True, "budget_s": budget}
-    floor = _day(case, index) if options.floor_of_day else {}
+    lengths = _lengths.setdefault(case.device, {})
+    name = (case.original_binary.sha256, launch)
+    floor = _day(case, lengths[name]) if options.floor_of_day and name in lengths else {}
     steps = [
         *case.load_steps(),
         case.original_launch("o", index, poison=poison),
@@ -101,8 +107,9 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
     try:
         if not floor:
             own = statistics.noise_floor(before["samples"], seed)
-            floors.remember(case.device.info, 1e6 * base.seconds, own)
-            floor = {"own": own, **_day(case, index)}
+            us = lengths[name] = middle.median(sample["us"] for sample in before["samples"])
+            floors.remember(case.device.info, us, own)
+            floor = {"own": own, **_day(case, us)}
         timing = statistics.compare(
             raw["samples"],
             device=case.device.info.name,
@@ -117,9 +124,9 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
     return LaunchTime(index, case.launch_name(index), timing, rest, clocks, unsteady, floor)
 
 
-def _day(case: Case, index: int) -> dict[str, float]:
-    """Today's floor on this GPU for launches about as long, by the worker's clock: it is known before any timing."""
-    known = floors.of_day(case.device.info, 1e6 * case.baseline(index).seconds)
+def _day(case: Case, us: float) -> dict[str, float]:
+    """Today's floor on this GPU for launches about as long."""
+    known = floors.of_day(case.device.info, us)
     return {"day": known[0], "day_runs": known[1]} if known is not None else {}
 
 

@@ -25,8 +25,8 @@ def test_three_runs_make_a_floor() -> None:
 @pytest.mark.parametrize(
     ("gpu", "us", "day"),
     [
-        (GPU, 19.0, DAY),
-        (GPU, 101.0, DAY),
+        (GPU, 16.0, DAY),
+        (GPU, 151.0, DAY),
         (GPU, 2000.0, DAY),
         (GPU, 50.0, DAY + datetime.timedelta(1)),
         (GPUS["l4"], 50.0, DAY),
