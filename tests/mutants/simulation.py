@@ -3,7 +3,8 @@ the archive's Python twins.
 
 `original.py` and `candidate.py` hold a function of the kernel's name that takes the launch's configuration and the raw
 bytes of each argument, does the work and returns its microseconds. `expect_simulated` is the exit code with the gate
-that stops it, or `0 faster`, or `0` for a kernel that must not be called so.
+that stops it, or `0 faster`, or `0` for a kernel that must not be called so; `says_simulated` a regular expression on
+the gate's sentence.
 """
 
 from __future__ import annotations

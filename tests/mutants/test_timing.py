@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +34,10 @@ def no_floor_of_earlier_days(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_simulated(archive: Archive, emulator: judged.Bench) -> None:
     evidence = simulation.evidence(archive, emulator)
     wanted, _, rest = archive.settings["expect_simulated"].partition(" ")
-    gate, _ = judged.stopping(evidence)
+    gate, sentence = judged.stopping(evidence)
     assert judged.exit_code(evidence) == int(wanted), json.dumps(evidence["gates"], indent=1)
     assert gate == ("" if wanted == "0" else rest)
+    assert re.search(archive.settings.get("says_simulated", ""), sentence), sentence
     assert evidence["faster"] == (rest == "faster")
 
 
