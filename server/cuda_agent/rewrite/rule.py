@@ -133,6 +133,15 @@ class Context:
     def _taken(self) -> set[str]:
         return set(re.findall(r"[A-Za-z_]\w*", self.text))
 
+    def unused_here(self, name: str) -> str:
+        """As `unused`, for a local variable of the kernel: other functions may have the name."""
+        taken = syntax.identifiers(self.module.node(self.kernel.span)) | {
+            text[1].decode()
+            for d in self.module.tree.lexed.directives
+            if (text := re.match(rb"#\s*define\s+(\w+)", self.module.document.data[d.span.start : d.span.end]))
+        }
+        return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
+
     def captured(self, parameter: str) -> tuple[int, ...]:
         """The values an integer parameter had in the captured launches; empty when unknown."""
         if self.workload is None:

@@ -14,6 +14,7 @@ from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
+from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     Coalesce(),
     SplitReduction(),
     WarpReduce(),
+    Tile(),
     GridSize(),
     Vectorize(),
     VectorLoop(),
