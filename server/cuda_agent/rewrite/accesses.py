@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import layout, syntax
+from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.calls import STORES
 from cuda_agent.rewrite.carried import local_array
 from cuda_agent.rewrite.loops import Loop
@@ -84,11 +85,11 @@ def _updates(place: Node) -> bool:
 def _values(node: Node) -> dict[str, str]:
     """Variables declared under `node` that are set once, with their values."""
     writes = [w for w in syntax.writes(node) if w.target.type == "identifier"]
-    names = [text(w.target) for w in writes]
+    targets = [text(w.target) for w in writes]
     return {
         text(w.target): text(w.value)
         for w in writes
-        if w.op == "init" and w.value is not None and names.count(text(w.target)) == 1
+        if w.op == "init" and w.value is not None and targets.count(text(w.target)) == 1
     }
 
 
@@ -115,36 +116,18 @@ def _pointer_name(context: Context, code: str) -> str:
 
 def _root(context: Context, name: str) -> str:
     """The parameter that a pointer comes from, by its captured buffer where there is one."""
-    pointers = {p.name for p in context.kernel.params if p.pointer}
+    pointers = {v.name: v for v in names.of(context).variables if v.pointer}
     for _ in range(8):
-        if name in pointers:
+        if name not in pointers or pointers[name].param is not None:
             break
-        writes = [w for w in syntax.writes(context.body) if _declares(w, name) and w.value is not None]
-        origins = {
-            n for w in writes for n in syntax.identifiers(w.value or w.node) if n in pointers or _moves(context, n)
-        }
+        values = [w.value for w in pointers[name].writes if w.value is not None]
+        origins = {n for value in values for n in syntax.identifiers(value) if n in pointers and n != name}
         if len(origins) != 1:
             return name
         name = origins.pop()
     targets = context.pointer_targets()
     known = targets and all(name in t for t in targets)
     return " ".join(f"#{t[name][0]}" for t in targets) if known else name
-
-
-def _declares(write: syntax.Write, name: str) -> bool:
-    if write.op == "init":
-        found = next(syntax.of_type(write.target, "identifier"), None)
-        return found is not None and text(found) == name
-    return write.name == name
-
-
-def _moves(context: Context, name: str) -> bool:
-    """Whether the name is a pointer declared in the kernel."""
-    return any(
-        text(one) == name
-        for d in syntax.of_type(context.body, "pointer_declarator")
-        for one in syntax.of_type(d, "identifier")
-    )
 
 
 # ---------------------------------------------------------------- iterations

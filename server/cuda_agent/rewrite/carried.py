@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.analysis.reduction import folds as folds_of
 from cuda_agent.rewrite.calls import effect, unknown
 from cuda_agent.rewrite.loops import Loop
@@ -107,14 +108,7 @@ def _is_store(context: Context, write: syntax.Write) -> bool:
 
 def local_array(context: Context, name: str) -> bool:
     """Whether the name is an array in a thread's own memory."""
-    for declaration in syntax.of_type(context.body, "declaration"):
-        if "__shared__" in text(declaration):
-            continue
-        for array in syntax.of_type(declaration, "array_declarator"):
-            one = array.child_by_field_name("declarator")
-            if one is not None and text(one) == name:
-                return True
-    return False
+    return any(v.name == name and v.is_array and not v.shared and v.param is None for v in names.of(context).variables)
 
 
 def own(context: Context, loop: Loop, name: str) -> bool:
