@@ -4,21 +4,20 @@ combined; anything else keeps the loop in order."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import names
+from cuda_agent.rewrite.analysis.reduction import folds as folds_of
 from cuda_agent.rewrite.calls import effect, unknown
 from cuda_agent.rewrite.loops import Loop
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.source.tree import arguments, base, strip_parens
+from cuda_agent.source.tree import arguments, base
 
-_EXTREMES = ("max", "fmaxf", "fmax", "min", "fminf", "fmin", "umax", "umin", "llmax", "llmin")
-_FUSED = ("fma", "fmaf", "__fmaf_rn", "__fma_rn", "mad")
 _NEUTRAL = {"+": "0", "*": "1", "|": "0", "^": "0", "||": "false", "&&": "true"}
 _ROUNDED = ("+", "*")
 
@@ -50,18 +49,11 @@ class Reduction:
         return f"{self.name} = {self.op}({self.name}, {other});"
 
 
-@dataclass(frozen=True)
-class _Fold:
-    name: str
-    op: str
-    node: Node
-
-
 def reductions(context: Context, loop: Loop) -> list[Reduction]:
     """Every variable of the kernel that the loop changes, as a reduction. RuleRefused when one is something else; a
     variable that each iteration sets before it reads it, and nothing reads later, is carried by nothing."""
     local = syntax.declared(loop.body)
-    folds = list(_folds(loop.body))
+    folds = list(folds_of(loop.body))
     found: dict[str, str] = {}
     for write in syntax.writes(loop.body):
         root = base(write.target)
@@ -116,14 +108,7 @@ def _is_store(context: Context, write: syntax.Write) -> bool:
 
 def local_array(context: Context, name: str) -> bool:
     """Whether the name is an array in a thread's own memory."""
-    for declaration in syntax.of_type(context.body, "declaration"):
-        if "__shared__" in text(declaration):
-            continue
-        for array in syntax.of_type(declaration, "array_declarator"):
-            one = array.child_by_field_name("declarator")
-            if one is not None and text(one) == name:
-                return True
-    return False
+    return any(v.name == name and v.is_array and not v.shared and v.param is None for v in names.of(context).variables)
 
 
 def own(context: Context, loop: Loop, name: str) -> bool:
@@ -162,97 +147,6 @@ def _always(node: Node, block: Node) -> bool:
     if above is not None and above.type == "for_statement" and above.child_by_field_name("initializer") == node:
         return above.parent == block or above == block
     return above is not None and above.type == "expression_statement" and (above.parent == block or above == block)
-
-
-# ---------------------------------------------------------------- folds
-
-
-def _folds(body: Node) -> Iterator[_Fold]:
-    """Statements that fold a value into a variable. The node holds every mention of the variable there."""
-    for node in syntax.of_type(body, "if_statement"):
-        if (found := _conditional(node)) is not None:
-            yield found
-    for write in syntax.writes(body):
-        if write.name is not None and (op := _operation(write)) is not None:
-            yield _Fold(write.name, op, write.node)
-
-
-def _conditional(node: Node) -> _Fold | None:
-    """`if (e > m) m = e;`"""
-    if node.child_by_field_name("alternative") is not None:
-        return None
-    condition = strip_parens(syntax.field(node, "condition"))
-    inside = syntax.statements(syntax.field(node, "consequence"))
-    if condition.type != "binary_expression" or len(inside) != 1 or inside[0].type != "expression_statement":
-        return None
-    write = next(syntax.writes(inside[0]), None)
-    if write is None or write.name is None or write.op != "=" or write.value is None:
-        return None
-    sides = [squeeze(text(strip_parens(syntax.field(condition, side)))) for side in ("left", "right")]
-    value, relation = squeeze(text(strip_parens(write.value))), text(syntax.field(condition, "operator"))
-    if relation not in ("<", "<=", ">", ">=") or sorted(sides) != sorted((value, write.name)):
-        return None
-    if syntax.uses(write.value, write.name) or next(syntax.of_type(write.value, "update_expression"), None):
-        return None
-    larger = relation[0] == ">"
-    return _Fold(write.name, "max" if (sides[0] == value) == larger else "min", node)
-
-
-def _operation(write: syntax.Write) -> str | None:
-    """The fold that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m < e ?
-    e : m`, `s = fma(a, b, s)`."""
-    name, value = write.name, write.value
-    if name is None:
-        return None
-    if value is None:
-        return "+" if write.op in ("++", "--") else None
-    if write.op in ("+=", "-=", "*=", "|=", "&=", "^=") and not syntax.uses(value, name):
-        return "+" if write.op == "-=" else write.op[0]
-    return _assigned(name, strip_parens(value)) if write.op == "=" else None
-
-
-def _assigned(name: str, value: Node) -> str | None:
-    if value.type == "binary_expression":
-        if [s for s, n in syntax.additive_terms(value) if text(n) == name] == [1] and _once(name, value):
-            return "+"
-        operator = text(syntax.field(value, "operator"))
-        left, right = syntax.field(value, "left"), syntax.field(value, "right")
-        alone = name in (text(left), text(right)) and _once(name, value)
-        return operator if alone and operator in ("*", "|", "&", "^", "||", "&&") else None
-    if value.type == "call_expression":
-        function = text(syntax.field(value, "function")).removeprefix("::").removeprefix("std::")
-        given = arguments(value)
-        if function in _EXTREMES and len(given) == 2 and name in (text(a) for a in given) and _once(name, value):
-            return function
-        if function in _FUSED and len(given) == 3 and text(given[2]) == name and _once(name, value):
-            return "+"
-        return None
-    return _ternary(name, value)
-
-
-def _once(name: str, value: Node) -> bool:
-    return sum(text(n) == name for n in syntax.of_type(value, "identifier")) == 1
-
-
-def _ternary(name: str, value: Node) -> str | None:
-    if value.type != "conditional_expression":
-        return None
-    code = squeeze(text(value)).replace("(", "").replace(")", "")
-    n = re.escape(name)
-    for pattern, op in (
-        (rf"{n}<=?(.+)\?\1:{n}", "max"),
-        (rf"(.+)>=?{n}\?\1:{n}", "max"),
-        (rf"{n}>=?(.+)\?{n}:\1", "max"),
-        (rf"(.+)<=?{n}\?{n}:\1", "max"),
-        (rf"{n}>=?(.+)\?\1:{n}", "min"),
-        (rf"(.+)<=?{n}\?\1:{n}", "min"),
-        (rf"{n}<=?(.+)\?{n}:\1", "min"),
-        (rf"(.+)>=?{n}\?{n}:\1", "min"),
-    ):
-        match = re.fullmatch(pattern, code)
-        if match and not re.search(rf"\b{n}\b", match[1]):
-            return op
-    return None
 
 
 # ---------------------------------------------------------------- start values

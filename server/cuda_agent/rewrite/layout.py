@@ -206,6 +206,19 @@ def start_with_pragma(context: Context, node: Node) -> int:
     return node.start_byte
 
 
+def before_comments(context: Context, at: int) -> int:
+    """The start of the line at an offset, or of the comments right above it."""
+    data = context.module.document.data
+    start = data.rfind(b"\n", 0, at) + 1
+    while start > 0:
+        above = data.rfind(b"\n", 0, start - 1) + 1
+        line = data[above : start - 1].strip()
+        if not line.startswith((b"//", b"/*", b"*")) and not line.endswith(b"*/"):
+            break
+        start = above
+    return start
+
+
 def same_line_brace(context: Context, statement: Node) -> bool:
     """Whether the block's brace stands on the line of its `if`."""
     block = syntax.field(statement, "consequence")

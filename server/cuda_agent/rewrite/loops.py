@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
+from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import trips as analysis
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source import declared
 from cuda_agent.source.tree import strip_parens
 
 _NARROW = re.compile(r"(?:const\s+)?(?:unsigned|signed|int|unsigned int|uint|short|char|u?int(?:8|16|32)_t)")
+_SIGNED = re.compile(r"int|long|long long|short|long int|int(?:16|32|64)_t|ptrdiff_t|ssize_t")
 _TIGHT = frozenset(("+", "-", "*", "/", "%"))
 
 
@@ -116,7 +119,10 @@ def factor(code: str) -> str:
 
 
 def spread(context: Context, loop: Loop, lane: str, lanes: str) -> list[Edit]:
-    """Edits by which lane `lane` of `lanes` runs every `lanes`-th iteration, from its own one on."""
+    """Edits by which lane `lane` of `lanes` runs every `lanes`-th iteration, from its own one on. RuleRefused for an
+    unsigned variable that counts down: it would step over zero."""
+    if not loop.up and not _SIGNED.fullmatch(_type(context, loop)):
+        raise RuleRefused(f"{loop.variable} counts down and may wrap around below zero")
     start, sign = context.slice(syntax.span(loop.start)), "+" if loop.up else "-"
     own = lane if loop.step == "1" else f"{lane} * {factor(loop.step)}"
     if start == "0" and loop.up:
@@ -162,44 +168,16 @@ def type_of(context: Context, name: str) -> str | None:
     return None
 
 
-def value(context: Context, node: Node, depth: int = 0) -> int | None:
-    """The largest value of an integer expression in the captured launches; None when the text and they do not say."""
-    node = strip_parens(node)
-    if node.type == "number_literal":
-        digits = text(node).rstrip("uUlL")
-        return int(digits, 0) if re.fullmatch(r"0[xX][\da-fA-F]+|[1-9]\d*|0", digits) else None
-    if node.type == "cast_expression":
-        return value(context, syntax.field(node, "value"), depth)
-    if node.type == "identifier" and depth < 8:
-        name = text(node)
-        if any(p.name == name for p in context.kernel.params):
-            return max(context.captured(name), default=None)
-        if declaration_of(context, name) is not None:
-            writes = [w for w in syntax.writes(context.body) if w.name == name]
-            known = writes[0].value if len(writes) == 1 and writes[0].op == "init" else None
-        else:
-            known = declared.declared(context.module, name, context.kernel.body.end - 1).value
-        return value(context, known, depth + 1) if known is not None else None
-    if node.type == "binary_expression":
-        left, right = (value(context, syntax.field(node, side), depth) for side in ("left", "right"))
-        if left is None or right is None:
-            return None
-        match text(syntax.field(node, "operator")):
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case "/":
-                return left // right if right > 0 and left >= 0 else None
-    return None
+def integral(type_: str | None) -> bool:
+    """Whether the type is one of integers; False when it is not known."""
+    words = set((type_ or "float").split())
+    return bool(words & {"int", "unsigned", "long", "short", "char", "bool", "size_t", "uint"}) or any(
+        re.fullmatch(r"u?int\d+_t", w) for w in words
+    )
 
 
 def trips(context: Context, loop: Loop) -> int | None:
-    """About how many iterations the loop has in the captured launches, at most; None when unknown."""
-    start, bound, step = (value(context, n) for n in (loop.start, loop.bound, declared.expression(loop.step)))
-    if bound is None and loop.up:
-        return None
-    span = (bound or 0) - (start or 0) if loop.up else (start - (bound or 0) if start is not None else None)
-    return span // max(1, step or 1) if span is not None else None
+    """How many iterations the loop has in the captured launches, at most; None when unknown."""
+    count = analysis.trips(context, loop.node)
+    known = [analysis.evaluate(count, numbers) for numbers in context.numbers] if count is not None else []
+    return max((n for n in known if n is not None), default=None)

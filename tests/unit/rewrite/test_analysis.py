@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,10 +14,11 @@ from programs import INPUTS, Program, Run, programs
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Kernel
-from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import access, aliasing, names, trips, uniform
 from cuda_agent.rewrite.analysis.polynomial import OPERATIONS, Poly
-from cuda_agent.rewrite.analysis.reduction import reductions
+from cuda_agent.rewrite.carried import reductions
+from cuda_agent.rewrite.loops import counting
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.source.tree import LOOPS, masked, walk
@@ -260,6 +262,14 @@ def test_what_is_read_and_written() -> None:
         ("s = fmaxf(s, x[i]);", "fmaxf"),
         ("s = s < x[i] ? x[i] : s;", "max"),
         ("s = (x[i] < s) ? x[i] : s;", "min"),
+        ("if (x[i] > s) s = x[i];", "max"),
+        ("if (s >= x[i]) { s = x[i]; }", "min"),
+        ("s = fmaf(x[i], 2, s);", "+"),
+        ("s |= t[i];", "|"),
+        ("int j; for (j = 0; j < m; j++) s = s + t[j] + x[i];", "+"),
+        ("if (x[i] > s) s = x[i + 1];", None),
+        ("x[i] = s++;", None),
+        ("use(&s); s += x[i];", None),
         ("s = s * 2 + x[i];", None),
         ("s += x[i]; s *= 2;", None),
         ("s += s;", None),
@@ -268,10 +278,11 @@ def test_what_is_read_and_written() -> None:
 )
 def test_folds(code: str, op: str | None) -> None:
     case = body(f"float s = 0; for (int i = 0; i < n; i++) {{ {code} }}")
-    loop = syntax.counted_loop(next(walk(names.of(case).body, LOOPS)))
+    context = Context.make(Path("k.cu"), case.text, "k")
+    loop = counting(next(walk(context.body, LOOPS)))
     assert loop is not None
     if op is None:
         with pytest.raises(RuleRefused):
-            reductions(loop)
+            reductions(context, loop)
     else:
-        assert [(r.name, r.op) for r in reductions(loop)] == [("s", op)]
+        assert [(r.name, r.op) for r in reductions(context, loop)] == [("s", op)]

@@ -1,114 +1,117 @@
-"""Variables that fold a loop: sums, products, minima and maxima, which may be computed in any order."""
+"""Statements that fold a value into a variable: sums, products, minima and maxima, bit operations. A variable that a
+loop changes by nothing else may be computed in parts, in any order (`rewrite/carried.py`)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.syntax import CountedLoop, squeeze, text
+from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.source.tree import arguments, strip_parens
 
-_MAXIMA = {"max", "fmaxf", "fmax", "min", "fminf", "fmin"}
+_EXTREMES = ("max", "fmaxf", "fmax", "min", "fminf", "fmin", "umax", "umin", "llmax", "llmin")
+_FUSED = ("fma", "fmaf", "__fmaf_rn", "__fma_rn", "mad")
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """`name` is folded over the loop by `op`: "+", "*" or the name of a minimum or maximum function."""
+class Fold:
+    """`name` is folded by `op`, an operator or the name of a minimum or maximum function; the node holds every mention
+    of it there."""
 
     name: str
     op: str
-    loop: CountedLoop
+    node: Node
 
 
-def reductions(loop: CountedLoop) -> list[Reduction]:
-    """Every outer variable that the loop changes, as a reduction; RuleRefused when one is something else."""
-    local = syntax.declared(loop.body)
-    found: dict[str, str] = {}
-    for write in syntax.writes(loop.body):
-        name = write.name
-        if name is None or name in local or name == loop.variable or write.op == "init":
-            continue
-        op = operation(write)
-        if op is None or found.get(name, op) != op:
-            raise RuleRefused(f"{name} is carried from one element of the row to the next")
-        found[name] = op
-    for name in found:
-        reads = [n for n in syntax.of_type(loop.body, "identifier") if text(n) == name]
-        folds = [w for w in syntax.writes(loop.body) if w.name == name]
-        own = sum(sum(1 for n in syntax.of_type(w.node, "identifier") if text(n) == name) for w in folds)
-        if len(reads) != own:
-            raise RuleRefused(f"{name} is read inside the loop that accumulates it")
-        if syntax.uses(loop.bound, name):
-            raise RuleRefused(f"{name} bounds the loop that changes it")
-    return [Reduction(name, op, loop) for name, op in found.items()]
+def folds(body: Node) -> Iterator[Fold]:
+    """Statements that fold a value into a variable."""
+    for node in syntax.of_type(body, "if_statement"):
+        if (found := _conditional(node)) is not None:
+            yield found
+    for write in syntax.writes(body):
+        above = write.node.parent
+        alone = above is not None and (above.type == "expression_statement" or above.type == "for_statement")
+        if write.name is not None and alone and (op := operation(write)) is not None:
+            yield Fold(write.name, op, write.node)
+
+
+def _conditional(node: Node) -> Fold | None:
+    """`if (e > m) m = e;`"""
+    if node.child_by_field_name("alternative") is not None:
+        return None
+    condition = strip_parens(syntax.field(node, "condition"))
+    inside = syntax.statements(syntax.field(node, "consequence"))
+    if condition.type != "binary_expression" or len(inside) != 1 or inside[0].type != "expression_statement":
+        return None
+    write = next(syntax.writes(inside[0]), None)
+    if write is None or write.name is None or write.op != "=" or write.value is None:
+        return None
+    sides = [squeeze(text(strip_parens(syntax.field(condition, side)))) for side in ("left", "right")]
+    value, relation = squeeze(text(strip_parens(write.value))), text(syntax.field(condition, "operator"))
+    if relation not in ("<", "<=", ">", ">=") or sorted(sides) != sorted((value, write.name)):
+        return None
+    if syntax.uses(write.value, write.name) or next(syntax.of_type(write.value, "update_expression"), None):
+        return None
+    larger = relation[0] == ">"
+    return Fold(write.name, "max" if (sides[0] == value) == larger else "min", node)
 
 
 def operation(write: syntax.Write) -> str | None:
-    """The reduction that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m <
-    e ? e : m`."""
+    """The fold that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m < e ?
+    e : m`, `s = fma(a, b, s)`."""
     name, value = write.name, write.value
-    if value is None or name is None:
-        return "+" if write.op == "++" else None
-    if write.op in ("+=", "-=") and not syntax.uses(value, name):
-        return "+"
-    if write.op == "*=" and not syntax.uses(value, name):
-        return "*"
-    if write.op != "=":
+    if name is None:
         return None
+    if value is None:
+        return "+" if write.op in ("++", "--") else None
+    if write.op in ("+=", "-=", "*=", "|=", "&=", "^=") and not syntax.uses(value, name):
+        return "+" if write.op == "-=" else write.op[0]
+    return _assigned(name, strip_parens(value)) if write.op == "=" else None
+
+
+def _assigned(name: str, value: Node) -> str | None:
     if value.type == "binary_expression":
-        operator = value.child_by_field_name("operator")
+        if [s for s, n in syntax.additive_terms(value) if text(n) == name] == [1] and _once(name, value):
+            return "+"
+        operator = text(syntax.field(value, "operator"))
         left, right = syntax.field(value, "left"), syntax.field(value, "right")
-        if operator is not None and text(operator) in "+*":
-            for one, other in ((left, right), (right, left)):
-                if text(one) == name and not syntax.uses(other, name):
-                    return text(operator)
+        alone = name in (text(left), text(right)) and _once(name, value)
+        return operator if alone and operator in ("*", "|", "&", "^", "||", "&&") else None
     if value.type == "call_expression":
         function = text(syntax.field(value, "function")).removeprefix("::").removeprefix("std::")
-        arguments = syntax.field(value, "arguments").named_children
-        if function in _MAXIMA and len(arguments) == 2:
-            hits = [text(a) == name for a in arguments]
-            others = [a for a, hit in zip(arguments, hits, strict=True) if not hit]
-            if sum(hits) == 1 and not syntax.uses(others[0], name):
-                return function
+        given = arguments(value)
+        if function in _EXTREMES and len(given) == 2 and name in (text(a) for a in given) and _once(name, value):
+            return function
+        if function in _FUSED and len(given) == 3 and text(given[2]) == name and _once(name, value):
+            return "+"
+        return None
     return _ternary(name, value)
 
 
+def _once(name: str, value: Node) -> bool:
+    return sum(text(n) == name for n in syntax.of_type(value, "identifier")) == 1
+
+
 def _ternary(name: str, value: Node) -> str | None:
-    while value.type == "parenthesized_expression" and value.named_child_count == 1:
-        value = value.named_children[0]
     if value.type != "conditional_expression":
         return None
     code = squeeze(text(value)).replace("(", "").replace(")", "")
     n = re.escape(name)
     for pattern, op in (
-        (rf"{n}<(.+)\?\1:{n}", "max"),
-        (rf"(.+)>{n}\?\1:{n}", "max"),
-        (rf"{n}>(.+)\?{n}:\1", "max"),
-        (rf"{n}>(.+)\?\1:{n}", "min"),
-        (rf"(.+)<{n}\?\1:{n}", "min"),
-        (rf"{n}<(.+)\?{n}:\1", "min"),
+        (rf"{n}<=?(.+)\?\1:{n}", "max"),
+        (rf"(.+)>=?{n}\?\1:{n}", "max"),
+        (rf"{n}>=?(.+)\?{n}:\1", "max"),
+        (rf"(.+)<=?{n}\?{n}:\1", "max"),
+        (rf"{n}>=?(.+)\?\1:{n}", "min"),
+        (rf"(.+)<=?{n}\?\1:{n}", "min"),
+        (rf"{n}<=?(.+)\?{n}:\1", "min"),
+        (rf"(.+)>=?{n}\?{n}:\1", "min"),
     ):
-        if re.fullmatch(pattern, code):
+        match = re.fullmatch(pattern, code)
+        if match and not re.search(rf"\b{n}\b", match[1]):
             return op
     return None
-
-
-def needs_partial(body: Node, reduction: Reduction) -> bool:
-    """A sum must start from 0 (a product from 1), else every lane would add the start value again."""
-    if reduction.op not in "+*":
-        return False
-    neutral = (
-        r"0(\.0*)?f?|\w+\(0(\.0*)?f?\)|\(\w+\)0(\.0*)?f?" if reduction.op == "+" else r"1(\.0*)?f?|\w+\(1(\.0*)?f?\)"
-    )
-    before = [
-        w
-        for w in syntax.writes(body)
-        if w.name == reduction.name and w.node.start_byte < reduction.loop.node.start_byte
-    ]
-    if not before:
-        return True
-    last = before[-1]
-    return last.op not in ("init", "=") or last.value is None or not re.fullmatch(neutral, squeeze(text(last.value)))

@@ -1,8 +1,8 @@
 """# 2 · row-per-warp: one row a thread → one row a warp
 
 A kernel where a thread owns a row and walks it reads memory with a stride of a whole row between lanes: every load of
-a warp
-touches 32 sectors. Giving the row to a warp makes the lanes neighbours.
+a warp touches 32 sectors. Giving the row to a warp makes the lanes neighbours. Short rows get eight lanes, long ones a
+block.
 
 Before:
 
@@ -18,17 +18,15 @@ After:
     if (row >= rows) return;
     float sum = 0.0f;
     for (int c = lane; c < cols; c += 32) sum += in[row * cols + c];
-    for (int offset = 16; offset > 0; offset /= 2)  // sum over the warp
+    for (int offset = 16; offset > 0; offset /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, offset);
 
 The launch gets 32 times the blocks.
 
-Legal when: the thread index is used for nothing else (proved); every value carried out of a loop is a sum, product,
-minimum or
-maximum (proved); an array that is both read and written is always indexed the same way (proved); the block is
-one-dimensional
-and a multiple of 32 (captured). Sums change their order: class "reassociated"; with minimum and maximum only,
-"bit-exact".
+Legal when the thread index is used for nothing else (proved); every value carried out of a loop is a sum, product,
+minimum or maximum (proved); iterations do not touch what another one writes (proved where an array has one index that
+grows with the loop, else assumed); the block is one-dimensional (captured). Lanes wait for each other between loops
+that find their elements in another order. Sums of floats change their order: class "reassociated"; else "bit-exact".
 """
 
 from __future__ import annotations
@@ -39,13 +37,21 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, syntax
-from cuda_agent.rewrite.analysis.reduction import Reduction, needs_partial, reductions
-from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.syntax import CountedLoop, ThreadId, squeeze, text
+from cuda_agent.model import Assumption, Edit, LaunchMap
+from cuda_agent.rewrite import launches, layout, syntax
+from cuda_agent.rewrite.accesses import independent
+from cuda_agent.rewrite.calls import effect
+from cuda_agent.rewrite.carried import Reduction, dead_after, reductions
+from cuda_agent.rewrite.loops import Loop, counting, integral, trips, type_of
+from cuda_agent.rewrite.rows import WARP, Group, Rows, stride_of
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
+from cuda_agent.rewrite.syntax import ThreadId, text
+from cuda_agent.source.tree import arguments, callee
 
-WARP = 32
+_FEW = 8  # lanes of a short row
+_SHORT, _LONG = 256, 512  # iterations
+_BLOCK = 256  # threads of a long row's block
+_NEW_BLOCK = 128  # where the old one has no whole warps
 
 
 class RowPerWarp(Rule):
@@ -53,181 +59,202 @@ class RowPerWarp(Rule):
     number = 2
 
     def sites(self, context: Context) -> Iterator[Site]:
-        ids = [t for t in syntax.thread_ids(context.body) if t.axis == "x"]
-        if len(ids) != 1:
+        ids = syntax.thread_ids(context.body)
+        if len(ids) != 1 or ids[0].axis != "x":
             return
         row = ids[0]
-        loops = [l for s in _row_statements(context.body) if (l := syntax.counted_loop(s))]
-        if not any(_walks_row(l, row.name, context.body) for l in loops):
+        loops = list(_loops(context, context.body))
+        derived = _derived(context, row.name)
+        plain = _plain(context, row.name)
+        if not any(_walks(l, derived, plain) for l in loops):
             return
         _check_threads(context, row)
-        yield Site(self.name, syntax.span(row.declaration), {"lanes": WARP}, {"row": row, "loops": loops})
+        known = [n for l in loops if (n := trips(context, l)) is not None]
+        nodes = {"row": row, "loops": loops}
+        yield Site(self.name, syntax.span(row.declaration), {"lanes": WARP}, nodes)
+        if not known or max(known) >= _LONG:
+            yield Site(self.name, syntax.span(row.declaration), {"block": _BLOCK}, nodes)
+        if known and max(known) < _SHORT:
+            yield Site(self.name, syntax.span(row.declaration), {"lanes": _FEW}, nodes)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         row: ThreadId = site.nodes["row"]
-        loops: list[CountedLoop] = site.nodes["loops"]
+        loops: list[Loop] = site.nodes["loops"]
+        block = site.params.get("block")
+        group = Group(block or site.params["lanes"], block is not None)
         _check_flow(context, row, loops)
-        folds = [r for loop in loops for r in reductions(loop)]
-        edits = _edit_row(context, row)
-        for loop in loops:
-            edits += _edit_loop(context, loop, [r for r in folds if r.loop is loop])
-        edits += _guard_stores(context, loops)
-        edits += list(launches.change(context, (lambda x: launches.times(x, WARP), launches.same, launches.same)))
+        found = [r for loop in loops for r in _reductions(context, loop)]
+        assumed = [name for loop in loops for name in independent(context, loop)]
+        edits = Rows(context, row, loops, found, group).edits()
+        mapping, changed = _launch(context, group)
+        rounded = any(r.rounded and not integral(type_of(context, r.name)) for r in found)
+        added = any("atomicAdd" in text(l.node) for l in loops)
         return Rewrite(
-            tuple(edits),
-            LaunchMap(grid=(f"gx * {WARP}", "gy", "gz")),
+            (*edits, *changed),
+            mapping,
             (
-                Assumption(
-                    f"blocks are one-dimensional and a multiple of {WARP} threads",
-                    "captured" if context.shapes else "assumed",
-                ),
+                Assumption("blocks are one-dimensional", "captured" if context.shapes else "assumed"),
                 Assumption("nothing but the rows' own loops depends on the thread index", "proved"),
+                *(
+                    Assumption(f"different iterations of a row's loop touch different elements of {name}", "assumed")
+                    for name in dict.fromkeys(assumed)
+                ),
+                *(one for loop in loops for one in layout.trusted(context, loop.body)),
             ),
-            "reassociated" if any(r.op in "+*" for r in folds) else "bit-exact",
+            "reassociated" if rounded or added else "bit-exact",
         )
+
+
+# ---------------------------------------------------------------- where
+
+
+def _loops(context: Context, block: Node) -> Iterator[Loop]:
+    """The loops that lanes share: those that run once a row, outermost first where they step through neighbours and
+    their iterations may be shared out."""
+    for statement in layout.statements(block):
+        if statement.type == "if_statement":
+            yield from _loops(context, syntax.field(statement, "consequence"))
+            other = statement.child_by_field_name("alternative")
+            if other is not None:
+                yield from _loops(context, other)
+        elif statement.type == "else_clause":
+            yield from _loops(context, statement.named_children[-1])
+        elif statement.type == "compound_statement":
+            yield from _loops(context, statement)
+        elif statement.type in syntax.LOOPS:
+            loop = counting(statement)
+            inner = statement.child_by_field_name("body")
+            inside = list(_loops(context, inner)) if inner is not None else []
+            walked = any(_neighbours(l) for l in inside)
+            if (
+                loop is None
+                or "gridDim" in text(loop.update)
+                or (walked and not (_neighbours(loop) and _legal(context, loop)))
+            ):
+                yield from inside
+            else:
+                yield loop
+
+
+def _legal(context: Context, loop: Loop) -> bool:
+    try:
+        reductions(context, loop)
+        independent(context, loop)
+    except RuleRefused:
+        return False
+    return True
+
+
+def _neighbours(loop: Loop) -> bool:
+    """Whether the loop steps through neighbouring elements of some array."""
+    return loop.step == "1" and any(syntax.unit_stride(i, loop.variable) for _, i, _ in _indices(loop.body))
+
+
+def _indices(body: Node) -> Iterator[tuple[str, Node, Node]]:
+    """(array, index, whole) of subscripts, and of pointers that loads and stores are given (there without array)."""
+    yield from syntax.subscripts(body)
+    for call in syntax.of_type(body, "call_expression"):
+        if re.match(r"__ld|__st", callee(call) or ""):
+            yield from (("", one, one) for one in arguments(call)[:1])
+
+
+def _derived(context: Context, row: str) -> set[str]:
+    """Variables of the kernel that hang on the row."""
+    found = {row}
+    while True:
+        more = set()
+        for w in syntax.writes(context.body):
+            name = next((text(n) for n in syntax.of_type(w.target, "identifier")), None)
+            plain = w.op == "init" or w.target.type == "identifier"
+            if plain and name not in found and name and w.value is not None and syntax.identifiers(w.value) & found:
+                more.add(name)
+        if not more:
+            return found
+        found |= more
+
+
+def _plain(context: Context, row: str) -> set[str]:
+    """Variables that are the row plus something: neighbouring threads find neighbours there already."""
+    found = {row}
+    for w in syntax.writes(context.body):
+        name = next((text(n) for n in syntax.of_type(w.target, "identifier")), None)
+        terms = syntax.additive_terms(w.value) if w.op == "init" and w.value is not None else []
+        if name is not None and any(text(n) in found for _, n in terms):
+            found.add(name)
+    return found
+
+
+def _walks(loop: Loop, derived: set[str], plain: set[str]) -> bool:
+    """Some subscript is contiguous in the loop variable and starts at a place of the row, rows apart."""
+    if not _neighbours(loop):
+        return False
+    fixed, near = derived - syntax.declared(loop.body) - {loop.variable}, plain - {loop.variable}
+    for array, index, whole in _indices(loop.body):
+        terms = {text(n) for _, n in syntax.additive_terms(index)} | {array}
+        if syntax.unit_stride(index, loop.variable) and not terms & near and syntax.identifiers(whole) & fixed:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- what must hold
 
 
-def _row_statements(block: Node) -> Iterator[Node]:
-    """The statements that run once a row: those of the body, and of `if`s without `else` around them (their
-    conditions
-    hold for the whole warp once the warp owns the row)."""
-    for statement in syntax.statements(block):
-        if statement.type == "if_statement" and statement.child_by_field_name("alternative") is None:
-            yield from _row_statements(syntax.field(statement, "consequence"))
-        else:
-            yield statement
-
-
-def _walks_row(loop: CountedLoop, row: str, body: Node) -> bool:
-    """Some subscript in the loop is contiguous in the loop variable and starts at a multiple of the row."""
-    bases = {
-        w.name for w in syntax.writes(body) if w.op == "init" and w.value is not None and syntax.uses(w.value, row)
-    }
-    pointers = {
-        text(w.target).lstrip("* ")
-        for w in syntax.writes(body)
-        if w.op == "init" and w.value is not None and syntax.uses(w.value, row)
-    }
-    for array, index, _ in syntax.subscripts(loop.body):
-        if syntax.unit_stride(index, loop.variable):
-            names = syntax.identifiers(index)
-            if row in names or names & bases or array in pointers:
-                return True
-    return False
-
-
 def _check_threads(context: Context, row: ThreadId) -> None:
-    inside = syntax.span(row.value)
+    allowed = [syntax.span(row.value)]
+    if (stride := stride_of(row)) is not None:
+        allowed.append(syntax.span(stride))
     for n in syntax.of_type(context.body, "identifier"):
-        if text(n) in syntax.BUILTINS and not inside.holds(syntax.span(n)):
+        if text(n) in syntax.BUILTINS and not any(s.holds(syntax.span(n)) for s in allowed):
             raise RuleRefused(f"{text(n)} is used outside the row index: threads already share the work")
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block already work together here (barrier, shuffle or shared memory)")
     for shape in context.shapes:
-        if shape.block[1:] != (1, 1) or shape.block[0] % WARP:
-            raise RuleRefused(
-                f"a captured launch has blocks of {shape.block}: they must be one-dimensional and a multiple of {WARP}"
-            )
+        if shape.block[1:] != (1, 1):
+            raise RuleRefused(f"a captured launch has blocks of {shape.block}: they must be one-dimensional")
 
 
-def _check_flow(context: Context, row: ThreadId, loops: list[CountedLoop]) -> None:
-    for n in syntax.of_type(context.body, *syntax.LOOPS):
-        if not any(syntax.span(l.node).holds(syntax.span(n)) for l in loops):
-            raise RuleRefused("a loop of the row does not count upward by one")
+def _check_flow(context: Context, row: ThreadId, loops: list[Loop]) -> None:
     for loop in loops:
-        if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
+        if layout.breaks(loop.body) or next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None):
             raise RuleRefused("a loop of the row may end early")
-        if syntax.uses(loop.start, row.name) or syntax.uses(loop.bound, row.name):
-            raise RuleRefused("a loop's range depends on the row")
-        if re.search(r"\batomic\w+\s*\(", text(loop.body)):
-            raise RuleRefused("a loop of the row updates memory atomically")
-    if any(w.name == row.name and w.op != "init" for w in syntax.writes(context.body)):
+        if not loop.type and not dead_after(context, loop, loop.variable):
+            raise RuleRefused(f"{loop.variable} is read after its loop")
+        for call in syntax.of_type(loop.body, "call_expression"):
+            said, above = effect(context.module, call), call.parent
+            alone = above is not None and above.type == "expression_statement"
+            known = (callee(call) or "").startswith(("atomic", "__st"))
+            if said is not None and not (alone and known):
+                raise RuleRefused(f"in a loop of the row {said}")
+    if any(w.name == row.name and w.op != "init" and w.node != stride_of(row) for w in syntax.writes(context.body)):
         raise RuleRefused(f"{row.name} is changed after it was computed")
-    for n in syntax.of_type(context.body, "array_declarator"):
-        if not any(syntax.span(l.body).holds(syntax.span(n)) for l in loops):
-            raise RuleRefused("a local array may hold the row: it would have to be shared between lanes")
-    stored = {a for w in syntax.memory_writes(context.body) for a, _, n in syntax.subscripts(w.target) if n == w.target}
-    for w in syntax.memory_writes(context.body):
-        if w.target.type == "pointer_expression":
-            raise RuleRefused("a store through a moving pointer cannot be given to lanes")
-    inside: dict[str, set[str]] = {}
-    for loop in loops:
-        for array, index, _ in syntax.subscripts(loop.body):
-            if array in stored:
-                inside.setdefault(array, set()).add(squeeze(text(index)).replace(loop.variable, "@"))
-    for array, forms in inside.items():
-        if len(forms) > 1:
-            raise RuleRefused(f"{array} is written and read at different places of the row: lanes would need a barrier")
 
 
-# ---------------------------------------------------------------- edits
+def _reductions(context: Context, loop: Loop) -> list[Reduction]:
+    found = reductions(context, loop)
+    for r in found:
+        if type_of(context, r.name) is None:
+            raise RuleRefused(f"{r.name} is not a plain variable of the kernel")
+    return found
 
 
-def _edit_row(context: Context, row: ThreadId) -> list[Edit]:
-    indent = context.indent(row.declaration.start_byte)
-    lane = lane_name(context)
-    value = syntax.span(row.value)
-    whole = text(row.value)
-    opened = whole if whole.startswith("(") and whole.endswith(")") and syntax._balanced(whole[1:-1]) else f"({whole})"
-    end = row.declaration.end_byte
-    return [
-        Edit(value, f"{opened} / {WARP}"),
-        Edit(Span(end, end), f"{context.eol}{indent}const int {lane} = threadIdx.x % {WARP};"),
-    ]
+# ---------------------------------------------------------------- launches
 
 
-def lane_name(context: Context) -> str:
-    return context.unused("lane")
-
-
-def _edit_loop(context: Context, loop: CountedLoop, folds: list[Reduction]) -> list[Edit]:
-    lane = lane_name(context)
-    start = text(loop.start)
-    first = lane if start == "0" else f"{start} + {lane}"
-    edits = [Edit(syntax.span(loop.start), first), Edit(syntax.span(loop.update), f"{loop.variable} += {WARP}")]
-    indent = context.indent(loop.node.start_byte)
-    step = _step(context)
-    end = loop.node.end_byte
-    after = ""
-    for r in folds:
-        if needs_partial(context.body, r):
-            raise RuleRefused(f"{r.name} does not start from {'0' if r.op == '+' else '1'} before the loop")
-        offset = context.unused("offset")
-        head = f"{context.eol}{indent}for (int {offset} = {WARP // 2}; {offset} > 0; {offset} /= 2)"
-        other = f"__shfl_xor_sync(0xffffffffu, {r.name}, {offset})"
-        fold = f"{r.name} {r.op}= {other};" if r.op in "+*" else f"{r.name} = {r.op}({r.name}, {other});"
-        after += f"{head}{context.eol}{indent}{step}{fold}"
-    if after:
-        edits.append(Edit(Span(end, end), after))
-    return edits
-
-
-def _step(context: Context) -> str:
-    """One indentation step of the file."""
-    body = context.indent(next(iter(syntax.statements(context.body))).start_byte)
-    outer = context.indent(context.kernel.body.start)
-    return body[len(outer) :] or "    "
-
-
-def _guard_stores(context: Context, loops: list[CountedLoop]) -> list[Edit]:
-    """Stores outside the loops are the row's own: one lane makes them."""
-    edits = []
-    lane = lane_name(context)
-    done: set[int] = set()
-    side_effects = [w.node for w in syntax.memory_writes(context.body)]
-    side_effects += [n for name, n in syntax.calls(context.body) if name.startswith(("atomic", "__st"))]
-    for node in side_effects:
-        if any(syntax.span(l.node).holds(syntax.span(node)) for l in loops):
-            continue
-        statement = syntax.enclosing_statement(node)
-        if statement.start_byte in done:
-            continue
-        done.add(statement.start_byte)
-        if statement.type != "expression_statement":
-            raise RuleRefused("a store outside the row's loops is not a plain statement")
-        at = statement.start_byte
-        edits.append(Edit(Span(at, at), f"if ({lane} == 0) "))
-    return edits
+def _launch(context: Context, group: Group) -> tuple[LaunchMap, list[Edit]]:
+    whole = all(s.block[0] % WARP == 0 for s in context.shapes)
+    if not group.block and whole:
+        changed = launches.change(context, ((lambda x: launches.times(x, group.lanes)), launches.same, launches.same))
+        return LaunchMap(grid=(f"gx * {group.lanes}", "gy", "gz")), list(changed)
+    size = group.lanes if group.block else _NEW_BLOCK
+    bound = context.kernel.launch_bounds
+    if bound and not (bound[0].isdigit() and int(bound[0]) >= size):
+        raise RuleRefused(f"__launch_bounds__({bound[0]}) may forbid blocks of {size} threads")
+    rows = 1 if group.block else size // group.lanes
+    edits: list[Edit] = []
+    for one in launches.sites_of(context):
+        gx, gy, gz = launches.axes(context, one.grid, one.span.start)
+        bx, _, _ = launches.block_axes(context, one.block, one.span.start)
+        grid = launches.dims((launches.regrid(context, one, gx, bx, rows), gy, gz))
+        edits += with_launch(one, grid, str(size))
+    x = f"ceil_div(gx * bx, {rows})" if rows > 1 else "gx * bx"
+    return LaunchMap(grid=(x, "gy", "gz"), block=(str(size), "1", "1")), edits

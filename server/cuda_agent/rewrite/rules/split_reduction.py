@@ -36,7 +36,6 @@ otherwise bit-exact.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -46,7 +45,7 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.carried import Reduction, dead_after, reductions, starts_neutral
-from cuda_agent.rewrite.loops import Loop, counting, spread, trips, type_of
+from cuda_agent.rewrite.loops import Loop, counting, integral, spread, trips, type_of
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.rules.block_shape import index_axes
 from cuda_agent.rewrite.syntax import text
@@ -114,7 +113,7 @@ class SplitReduction(Rule):
         new = (block[0], parts, 1) if axis == "y" else (block[0], block[1], parts)
         edits = [*writer.edits(), *_launch_edits(context, new)]
         grid = f"ceil_div(gx * bx, {block[0]})" if axis == "y" and _other_width(context, block[0]) else "gx"
-        rounded = any(r.rounded and not _integral(type_of(context, r.name)) for r in found)
+        rounded = any(r.rounded and not integral(type_of(context, r.name)) for r in found)
         names = ", ".join(r.name for r in found)
         return Rewrite(
             tuple(edits),
@@ -126,13 +125,6 @@ class SplitReduction(Rule):
             ),
             "reassociated" if rounded else "bit-exact",
         )
-
-
-def _integral(type_: str | None) -> bool:
-    words = set((type_ or "float").split())
-    return bool(words & {"int", "unsigned", "long", "short", "char", "bool", "size_t", "uint"}) or any(
-        re.fullmatch(r"u?int\d+_t", w) for w in words
-    )
 
 
 # ---------------------------------------------------------------- where
