@@ -127,15 +127,17 @@ class Body:
         kind = declaration.child_by_field_name("type") if declaration is not None else None
         return None if kind is None or text(kind) in _NARROW else value
 
-    def unconditional(self, node: Node) -> bool:
-        """Whether every iteration reaches the node."""
+    def unconditional(self, node: Node, *, through_loops: bool = False) -> bool:
+        """Whether every iteration reaches the node; with `through_loops`, if the loops around it run at all."""
         skip = next((n.start_byte for n in syntax.of_type(self.body, "continue_statement")), None)
         if skip is not None and node.start_byte > skip:
             return False
         current = node
         while current != self.body:
             above = current.parent
-            if above is None or above.type in (*syntax.LOOPS, "lambda_expression", "switch_statement", "else_clause"):
+            if above is None or above.type in ("lambda_expression", "switch_statement", "else_clause"):
+                return False
+            if above.type in syntax.LOOPS and not through_loops:
                 return False
             always = None
             if above.type in ("if_statement", "conditional_expression"):

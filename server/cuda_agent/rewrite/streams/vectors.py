@@ -108,3 +108,10 @@ def declarations(vectors: list[Vector]) -> list[str]:
         kind = v.struct or f"__align__({v.bytes}) {v.element}"
         found.setdefault(kind, []).append(v.name if v.struct else f"{v.name}[{v.width}]")
     return [f"{kind} {', '.join(declared)};" for kind, declared in found.items()]
+
+
+def local_vector(context: Context, array: str, element: str, size: int, width: int) -> Vector:
+    """The vector for an array's elements, named after it; of a template's own type it is a structure."""
+    generic = any(re.search(rf"\b(typename|class)\s+{re.escape(element)}\b", p) for p in context.kernel.template_params)
+    struct = context.unused(f"{element}{width}") if generic else ""
+    return Vector(context.unused(f"{array}{width}"), element, width, size, struct)
