@@ -15,6 +15,7 @@ from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vector_inner import VectorInner
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     GridSize(),
     Vectorize(),
     VectorLoop(),
+    VectorInner(),
     BlockShape(),
     Restrict(),
     Unroll(),

@@ -21,6 +21,7 @@ _NATIVE = {"float": "float", "double": "double", "int": "int", "int32_t": "int"}
 def element_size(context: Context, name: str, element: str) -> int | None:
     """Bytes of an array's element: from its spelling, a `typedef`, `using` or `#define` of this file, or from the
     instantiation that was captured."""
+    own = next((p.element for p in context.kernel.params if p.name == name), None) == element
     for _ in range(4):
         if element in SIZES:
             return SIZES[element]
@@ -34,7 +35,7 @@ def element_size(context: Context, name: str, element: str) -> int | None:
         if meant is None:
             break
         element = next(g for g in meant.groups() if g)
-    return _captured_size(context, name)
+    return _captured_size(context, name) if own else None
 
 
 def _captured_size(context: Context, name: str) -> int | None:
