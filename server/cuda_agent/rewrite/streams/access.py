@@ -201,10 +201,14 @@ def _parenthesised(value: Node, place: Node) -> bool:
 def _tight(node: Node) -> bool:
     """A sum in place of the node needs parentheses: it is a factor, is subtracted or cast."""
     above = node.parent
-    if above is None or above.type not in ("binary_expression", "cast_expression", "unary_expression"):
+    if above is None:
         return False
     if above.type != "binary_expression":
-        return True
+        pointed = above.type in ("subscript_expression", "field_expression", "call_expression")
+        inner = above.child_by_field_name("argument") or above.child_by_field_name("function")
+        return above.type in ("cast_expression", "unary_expression", "pointer_expression") or (
+            pointed and inner == node
+        )
     return text(syntax.field(above, "operator")) != "+"
 
 
