@@ -7,6 +7,7 @@ from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
+from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
@@ -16,6 +17,7 @@ from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vector_inner import VectorInner
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
 from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
@@ -29,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     GridSize(),
     Vectorize(),
     VectorLoop(),
+    VectorInner(),
     BlockShape(),
     Restrict(),
     Unroll(),
@@ -36,5 +39,6 @@ RULES: tuple[Rule, ...] = (
     BatchLoads(),
     Divide(),
     Coarsen(),
+    CoarsenRows(),
     LaunchBounds(),
 )

@@ -127,7 +127,7 @@ def _as_loop(context: Context, found: Guarded) -> list[Edit]:
     blank = len(context.slice(Span(found.guard.end_byte, found.rest[0].start_byte)).split("\n")) - 2
     start = whole.end + max(0, blank) * len(context.eol)
     edits = [Edit(Span(whole.start, start), head + " {" + copy)]
-    edits += _indented(context, Span(start, found.rest[-1].end_byte), step)
+    edits += indented(context, Span(start, found.rest[-1].end_byte), step)
     end = found.rest[-1].end_byte
     edits.append(Edit(Span(end, end), f"{context.eol}{indent}}}"))
     return edits
@@ -139,7 +139,7 @@ def bound_text(context: Context, found: Guarded) -> str:
     return inner.split(">=" if found.kind == "return" else "<", 1)[1].strip()
 
 
-def _indented(context: Context, span: Span, step: str) -> list[Edit]:
+def indented(context: Context, span: Span, step: str) -> list[Edit]:
     """One step more in front of every line that starts inside the span and is not empty."""
     data = context.module.document.data
     edits = []

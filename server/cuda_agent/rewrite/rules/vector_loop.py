@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tree_sitter import Node
 
@@ -49,7 +49,7 @@ from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused
 from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, lanes_of, strided_loop
 from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.streams.render import Rendered, render
-from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size
+from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import name_of
 
@@ -133,6 +133,8 @@ class VectorLoop(Rule):
             assumptions.append(
                 Assumption(f"aligned to {site.params['bytes']} bytes at every launch: {', '.join(bare)}", "captured")
             )
+        if any(not p.body.unconditional(a.node) for p in plans for s in p.streams for a in s.accesses if s.accesses):
+            assumptions.append(Assumption("elements that an inner loop may leave alone can be read", "assumed"))
         shared = [p for p in plans if p.lanes is not None]
         assumptions += [Assumption(a, "assumed") for p in shared if p.lanes and (a := p.lanes.assumed)]
         if shared:
@@ -281,7 +283,7 @@ def _candidates(
 def _widens(body: Body, access: Access, uniform: Uniform | None) -> str | None:
     """The key of an access that moves by one element an iteration, is made in every iteration and starts at the same
     place for all threads that share the loop."""
-    if access.array.type != "identifier" or not body.unconditional(access.node):
+    if access.array.type != "identifier" or not body.unconditional(access.node, through_loops=True):
         return None
     if access.name in body.written or (access.index is not None and body.local(access.array) is not None):
         return None
@@ -300,14 +302,11 @@ def _stream(
     context: Context, accesses: list[Access], size: int, element: str, width: int, body: Body, taken: set[str]
 ) -> Stream:
     first = accesses[0]
-    name = context.unused(f"{first.name}{width}")
-    while name in taken:
-        name += "b"
-    taken.add(name)
-    generic = any(re.search(rf"\b(typename|class)\s+{element}\b", p) for p in context.kernel.template_params)
-    struct = context.unused(f"{element}{width}") if generic else ""
+    vector = local_vector(context, first.name, element, size, width)
+    while vector.name in taken:
+        vector = replace(vector, name=vector.name + "b")
+    taken.add(vector.name)
     base = body.base(first)
-    vector = Vector(name, element, width, size, struct)
     plain = base == first.name and first.name in {p.name for p in context.kernel.params}
     return Stream(vector, accesses, base, not (plain and context.aligned(base, vector.bytes)))
 

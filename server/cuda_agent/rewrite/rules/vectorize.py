@@ -43,17 +43,9 @@ from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
+from cuda_agent.rewrite.streams.layout import unit, unused_index
+from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
-
-WIDTH = 4
-_VECTORS = {
-    "float": "float4",
-    "int": "int4",
-    "unsigned": "uint4",
-    "unsigned int": "uint4",
-    "int32_t": "int4",
-    "uint32_t": "uint4",
-}
 
 
 class Vectorize(Rule):
@@ -62,38 +54,49 @@ class Vectorize(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         found = guarded(context.body)
-        if found is not None and context.shapes:
-            yield Site(self.name, syntax.span(found.guard), {"width": WIDTH}, {"found": found})
+        if found is None or not context.shapes:
+            return
+        elements = _elements(context, found)
+        for nbytes in (16, 8):
+            width = nbytes // max(size for _, size in elements.values())
+            if width >= 2:
+                yield Site(
+                    self.name, syntax.span(found.guard), {"width": width}, {"found": found, "elements": elements}
+                )
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         found: Guarded = site.nodes["found"]
-        arrays = _arrays(context, found)
+        width: int = site.params["width"]
+        elements: dict[str, tuple[str, int]] = site.nodes["elements"]
+        arrays = {a: local_vector(context, a, kind, size, width) for a, (kind, size) in elements.items()}
         check_disjoint(context)
-        for name in arrays:
-            if not context.aligned(name, 16):
-                raise RuleRefused(f"{name} is not known to be aligned to 16 bytes")
-        edits = [_edit(context, found, arrays)]
-        edits += list(launches.change(context, (lambda x: launches.over(x, WIDTH), launches.same, launches.same)))
+        for name, vector in arrays.items():
+            if not context.aligned(name, vector.bytes):
+                raise RuleRefused(f"{name} is not known to be aligned to {vector.bytes} bytes")
+        edits = [_edit(context, found, arrays, width)]
+        edits += list(launches.change(context, (lambda x: launches.over(x, width), launches.same, launches.same)))
+        largest = max(v.bytes for v in arrays.values())
         return Rewrite(
             tuple(edits),
-            LaunchMap(grid=(f"ceil_div(gx, {WIDTH})", "gy", "gz")),
+            LaunchMap(grid=(f"ceil_div(gx, {width})", "gy", "gz")),
             (
-                Assumption(f"{', '.join(arrays)} are aligned to 16 bytes at every launch", "captured"),
+                Assumption(f"{', '.join(arrays)} are aligned to {largest} bytes at every launch", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
             ),
         )
 
 
-def _arrays(context: Context, found: Guarded) -> dict[str, str]:
-    """Array → vector type, in the order of first use. RuleRefused when the index means more than "this element"."""
+def _elements(context: Context, found: Guarded) -> dict[str, tuple[str, int]]:
+    """Array → type and bytes of an element, in the order of first use. RuleRefused when the index means more than
+    "this element"."""
     index = found.index.name
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block work together: they must all stay in step")
     elements = {p.name: p.element for p in context.kernel.params if p.pointer == 1}
-    arrays: dict[str, str] = {}
+    arrays: dict[str, tuple[str, int]] = {}
     for part in found.rest:
-        if next(syntax.of_type(part, "return_statement", *syntax.LOOPS), None):
-            raise RuleRefused("the guarded part loops or returns")
+        if next(syntax.of_type(part, "return_statement"), None):
+            raise RuleRefused("the guarded part may return early")
         for n in syntax.of_type(part, "identifier"):
             if text(n) in elements and (n.parent is None or n.parent.type != "subscript_expression"):
                 raise RuleRefused(f"{text(n)} is used as a pointer")
@@ -102,12 +105,12 @@ def _arrays(context: Context, found: Guarded) -> dict[str, str]:
                 continue
             if squeeze(text(at)) != index:
                 raise RuleRefused(f"{text(whole)} is not this thread's own element")
-            vector = _VECTORS.get(elements[array])
-            if vector is None:
-                raise RuleRefused(f"{array} holds {elements[array]}: only 4-byte elements are widened")
+            size = element_size(context, array, elements[array])
+            if size is None:
+                raise RuleRefused(f"the size of {elements[array]} is not known")
             if whole.parent is not None and whole.parent.type == "pointer_expression":
                 raise RuleRefused(f"the address of {text(whole)} is taken")
-            arrays[array] = vector
+            arrays[array] = elements[array], size
     if not arrays:
         raise RuleRefused("no array is indexed by the thread index")
     if any(w.name == index for part in found.rest for w in syntax.writes(part)):
@@ -115,49 +118,41 @@ def _arrays(context: Context, found: Guarded) -> dict[str, str]:
     return arrays
 
 
-def _edit(context: Context, found: Guarded, arrays: dict[str, str]) -> Edit:
+def _edit(context: Context, found: Guarded, arrays: dict[str, Vector], width: int) -> Edit:
     index, eol = found.index, context.eol
-    indent = context.indent(index.declaration.start_byte)
-    step = indent[len(context.indent(context.kernel.body.start)) :] or "    "
+    indent, step = context.indent(index.declaration.start_byte), unit(context)
     kind = text(syntax.field(index.declaration, "type"))
     bound = bound_text(context, found)
-    local = {name: context.unused(f"{name}4") for name in arrays}
-    k = context.unused("k")
+    k = unused_index(context)
     reads = [a for a in arrays if _first_use_reads(found.rest, a) or not _always_stored(found.rest, a)]
     stores = [a for a in arrays if _stored(found.rest, a)]
+    places = {a: v.at(k) for a, v in arrays.items()}
     one, two = indent + step, indent + 2 * step
+    definitions = dict.fromkeys(v.definition for v in arrays.values() if v.definition)
     lines = [
-        f"{kind} {index.name} = {_opened(text(index.value))} * {WIDTH};",
-        f"{indent}if ({index.name} + {WIDTH - 1} < {bound}) {{",
-        *(f"{one}__align__(16) {_scalar(v)} {local[a]}[{WIDTH}];" for a, v in arrays.items()),
-        *(f"{one}{_move(arrays[a], local[a], f'{a} + {index.name}')}" for a in reads),
+        f"{kind} {index.name} = {_opened(text(index.value))} * {width};",
+        f"{indent}if ({index.name} + {width - 1} < {bound}) {{",
+        *(one + d for d in (*definitions, *declarations(list(arrays.values())))),
+        *(one + arrays[a].load(f"{a} + {index.name}") for a in reads),
         f"{one}#pragma unroll",
-        f"{one}for (int {k} = 0; {k} < {WIDTH}; {k}++) {{",
-        *(two + line for line in _body(context, found, step, local, k)),
+        f"{one}for (int {k} = 0; {k} < {width}; {k}++) {{",
+        *(two + line for line in _body(context, found, places, k)),
         f"{one}}}",
-        *(f"{one}{_move(arrays[a], f'{a} + {index.name}', local[a])}" for a in stores),
+        *(one + arrays[a].store(f"{a} + {index.name}") for a in stores),
         f"{indent}}} else {{",
         f"{one}for (; {index.name} < {bound}; {index.name}++) {{",
-        *(two + line for line in _body(context, found, step, {}, k)),
+        *(two + line for line in _body(context, found, {}, k)),
         f"{one}}}",
         f"{indent}}}",
     ]
     return Edit(Span(index.declaration.start_byte, max(found.rest[-1].end_byte, found.guard.end_byte)), eol.join(lines))
 
 
-def _move(vector: str, to: str, source: str) -> str:
-    return f"*reinterpret_cast<{vector} *>({to}) = *reinterpret_cast<const {vector} *>({source});"
-
-
-def _scalar(vector: str) -> str:
-    return {"float4": "float", "int4": "int", "uint4": "unsigned"}[vector]
-
-
 def _opened(code: str) -> str:
     return code if code.startswith("(") and code.endswith(")") else f"({code})"
 
 
-def _body(context: Context, found: Guarded, step: str, local: dict[str, str], k: str) -> list[str]:
+def _body(context: Context, found: Guarded, local: dict[str, str], k: str) -> list[str]:
     """The guarded statements, one line each as in the file, with `a[i]` replaced by the local vector's element."""
     parts = [s for part in found.rest for s in syntax.statements(part)]
     start = context.module.document.data.rfind(b"\n", 0, parts[0].start_byte) + 1
@@ -168,7 +163,7 @@ def _body(context: Context, found: Guarded, step: str, local: dict[str, str], k:
     )
     code = context.slice(Span(parts[0].start_byte, parts[-1].end_byte))
     for name, new in local.items():
-        code = re.sub(rf"\b{re.escape(name)}\s*\[\s*{re.escape(found.index.name)}\s*\]", f"{new}[{k}]", code)
+        code = re.sub(rf"\b{re.escape(name)}\s*\[\s*{re.escape(found.index.name)}\s*\]", new, code)
     if local:
         code = re.sub(rf"(?<![\w.]){re.escape(found.index.name)}(?!\w)", f"({found.index.name} + {k})", code)
     first, *rest = code.splitlines()

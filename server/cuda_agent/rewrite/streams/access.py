@@ -127,15 +127,17 @@ class Body:
         kind = declaration.child_by_field_name("type") if declaration is not None else None
         return None if kind is None or text(kind) in _NARROW else value
 
-    def unconditional(self, node: Node) -> bool:
-        """Whether every iteration reaches the node."""
+    def unconditional(self, node: Node, *, through_loops: bool = False) -> bool:
+        """Whether every iteration reaches the node; with `through_loops`, if the loops around it run at all."""
         skip = next((n.start_byte for n in syntax.of_type(self.body, "continue_statement")), None)
         if skip is not None and node.start_byte > skip:
             return False
         current = node
         while current != self.body:
             above = current.parent
-            if above is None or above.type in (*syntax.LOOPS, "lambda_expression", "switch_statement", "else_clause"):
+            if above is None or above.type in ("lambda_expression", "switch_statement", "else_clause"):
+                return False
+            if above.type in syntax.LOOPS and not through_loops:
                 return False
             always = None
             if above.type in ("if_statement", "conditional_expression"):
@@ -199,10 +201,14 @@ def _parenthesised(value: Node, place: Node) -> bool:
 def _tight(node: Node) -> bool:
     """A sum in place of the node needs parentheses: it is a factor, is subtracted or cast."""
     above = node.parent
-    if above is None or above.type not in ("binary_expression", "cast_expression", "unary_expression"):
+    if above is None:
         return False
     if above.type != "binary_expression":
-        return True
+        pointed = above.type in ("subscript_expression", "field_expression", "call_expression")
+        inner = above.child_by_field_name("argument") or above.child_by_field_name("function")
+        return above.type in ("cast_expression", "unary_expression", "pointer_expression") or (
+            pointed and inner == node
+        )
     return text(syntax.field(above, "operator")) != "+"
 
 

@@ -130,6 +130,19 @@ class Names:
         value = self.definition(name, node)
         return self._pointer(value) if value is not None else None
 
+    def roots(self, place: Node) -> frozenset[str]:
+        """As `root`, for a pointer that is set at several places: all it may point into; empty when it cannot be
+        told."""
+        one = self.root(place)
+        if one is not None:
+            return frozenset((one,))
+        node = base(_bare_value(place))
+        if node.type != "identifier" or text(node) in self.params:
+            return frozenset()
+        set_to = [n.write.value for n in self.writes.get(text(node), ()) if n.write.op in ("init", "=")]
+        found = {self._pointer(value) if value is not None else None for value in set_to}
+        return frozenset(n for n in found if n is not None) if None not in found else frozenset()
+
     def element(self, array: Node) -> str | None:
         """The element type of a pointer, as spelled where it was declared; None when it is not a plain pointer."""
         node = _bare_value(array)
@@ -142,13 +155,11 @@ class Names:
         if shared is not None:
             return shared.element if shared.dynamic or len(shared.extents) == 1 else None
         value = self.definition(name, node)
-        declarator = next((n.write for n in self.writes.get(name, ()) if n.write.value == value), None)
-        if value is None or declarator is None or declarator.node.parent is None:
-            return None
-        kind = text(syntax.field(declarator.node.parent, "type"))
-        if kind == "auto":
-            return self._element_of(value)
-        return kind if declarator.target.type == "pointer_declarator" else None
+        for n in syntax.of_type(self.context.body, "declaration"):
+            for pointer in syntax.of_type(n, "pointer_declarator"):
+                if name_of(pointer) == name:
+                    return text(syntax.field(n, "type")) if text(pointer).count("*") == 1 else None
+        return self._element_of(value) if value is not None else None
 
     def _element_of(self, value: Node) -> str | None:
         value = strip_parens(value)

@@ -21,6 +21,7 @@ _NATIVE = {"float": "float", "double": "double", "int": "int", "int32_t": "int"}
 def element_size(context: Context, name: str, element: str) -> int | None:
     """Bytes of an array's element: from its spelling, a `typedef`, `using` or `#define` of this file, or from the
     instantiation that was captured."""
+    own = next((p.element for p in context.kernel.params if p.name == name), None) == element
     for _ in range(4):
         if element in SIZES:
             return SIZES[element]
@@ -34,7 +35,7 @@ def element_size(context: Context, name: str, element: str) -> int | None:
         if meant is None:
             break
         element = next(g for g in meant.groups() if g)
-    return _captured_size(context, name)
+    return _captured_size(context, name) if own else None
 
 
 def _captured_size(context: Context, name: str) -> int | None:
@@ -108,3 +109,10 @@ def declarations(vectors: list[Vector]) -> list[str]:
         kind = v.struct or f"__align__({v.bytes}) {v.element}"
         found.setdefault(kind, []).append(v.name if v.struct else f"{v.name}[{v.width}]")
     return [f"{kind} {', '.join(declared)};" for kind, declared in found.items()]
+
+
+def local_vector(context: Context, array: str, element: str, size: int, width: int) -> Vector:
+    """The vector for an array's elements, named after it; of a template's own type it is a structure."""
+    generic = any(re.search(rf"\b(typename|class)\s+{re.escape(element)}\b", p) for p in context.kernel.template_params)
+    struct = context.unused(f"{element}{width}") if generic else ""
+    return Vector(context.unused(f"{array}{width}"), element, width, size, struct)
