@@ -1,5 +1,4 @@
-"""What the threads of a block have in common: their index, the block's size, its barriers, and which values may differ
-between them. Nothing here writes."""
+"""What the threads of a block have in common: its barriers, its size, their index. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -12,9 +11,10 @@ from tree_sitter import Node
 from cuda_agent.judge import launch_text
 from cuda_agent.model import LaunchMap
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import uniform
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.source.tree import strip_parens
+from cuda_agent.source.tree import ancestors, strip_parens
 from cuda_agent.toolchain import names
 from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
@@ -28,8 +28,6 @@ _LINEAR = (
     "threadIdx.x+blockDim.x*threadIdx.y",
 )
 _THREADS = ("blockDim.x*blockDim.y", "blockDim.y*blockDim.x")
-# Operations whose result another thread may see differently, whatever their arguments.
-_OWN = re.compile(r"threadIdx|thread_rank|thread_index|__shfl|__ballot|__activemask|atomic|\bclock|laneid|asm\b")
 
 
 # ---------------------------------------------------------------- barriers
@@ -48,11 +46,6 @@ def barrier(statement: Node, body: Node) -> str | None:
     ):
         return None
     return text(statement)
-
-
-def has_barrier(node: Node) -> bool:
-    """Some thread may wait for others of its block under `node`; functions of the file are not looked into."""
-    return re.search(r"__syncthreads|\bsync\s*\(|__syncwarp|\bBAR", text(node)) is not None
 
 
 # ---------------------------------------------------------------- sizes
@@ -168,86 +161,24 @@ def is_thread_index(context: Context, node: Node) -> bool:
     return initial is not None and is_thread_index(context, initial)
 
 
-# ---------------------------------------------------------------- what may differ between threads
-
-
-def varying(context: Context) -> set[str]:
-    """Variables that may have different values in the threads of one block: computed from the thread's index, read
-    from an array at such an index, or assigned where only some threads go."""
-    body = context.body
-    written = [(w, _target(w.target)) for w in syntax.writes(body)]
-    found: set[str] = set()
-    while True:
-        more = {
-            name
-            for w, name in written
-            if name is not None
-            and name not in found
-            and ((w.value is not None and depends(w.value, found)) or diverges(w.node, body, found))
-        }
-        if not more:
-            return found
-        found |= more
-
-
-def _target(node: Node) -> str | None:
-    return next((text(n) for n in syntax.of_type(node, "identifier")), None)
-
-
-def depends(expression: Node, names: set[str]) -> bool:
-    """The expression mentions the thread's index or one of these variables."""
-    return _OWN.search(text(expression)) is not None or bool(names & syntax.identifiers(expression))
-
-
-def diverges(node: Node, body: Node, names: set[str]) -> bool:
-    """Only some threads of a block may come to `node`, or come to it another number of times: a condition around it
-    mentions the thread's index or one of these variables. (Returns before it are not looked at.)"""
-    current = node
-    while current.parent is not None and current != body:
-        parent = current.parent
-        if _chooses(parent, current, names):
-            return True
-        if (
-            parent.type in syntax.LOOPS
-            and _may_jump(current)
-            and any(_chosen(b, parent, names) for b in syntax.of_type(current, "break_statement", "continue_statement"))
-        ):
-            return True
-        current = parent
-    return False
-
-
-def _may_jump(node: Node) -> bool:
-    code = node.text or b""
-    return b"break" in code or b"continue" in code
-
-
-def _chosen(node: Node, loop: Node, names: set[str]) -> bool:
-    """Only some threads come to `node` in one turn of the loop."""
-    current = node
-    while current.parent is not None and current.parent != loop:
-        if _chooses(current.parent, current, names):
-            return True
-        current = current.parent
-    return False
-
-
-def _chooses(parent: Node, child: Node, names: set[str]) -> bool:
-    """The parent runs this child for some threads only."""
-    if parent.type in ("if_statement", *syntax.LOOPS, "conditional_expression", "switch_statement"):
-        condition = parent.child_by_field_name("condition")
-        return condition is not None and child != condition and depends(condition, names)
-    if parent.type == "binary_expression" and text(syntax.field(parent, "operator")) in ("&&", "||"):
-        left = syntax.field(parent, "left")
-        return child != left and depends(left, names)
-    return False
+# ---------------------------------------------------------------- who comes where
 
 
 def leaves(context: Context, before: int) -> Iterator[Node]:
     """Returns that only some threads of a block may take, ahead of the offset `before`."""
-    returns = [n for n in syntax.of_type(context.body, "return_statement") if n.start_byte < before]
-    names = varying(context) if returns else set()
-    yield from (n for n in returns if diverges(n, context.body, names))
+    for n in syntax.of_type(context.body, "return_statement"):
+        if n.start_byte < before and not all(
+            uniform.level(context, c) in ("block", "grid") for c in _conditions(context, n)
+        ):
+            yield n
+
+
+def _conditions(context: Context, node: Node) -> Iterator[Node]:
+    """Of the statements around a node."""
+    for around in ancestors(node, (*syntax.LOOPS, "if_statement", "switch_statement")):
+        condition = around.child_by_field_name("condition")
+        if condition is not None and syntax.span(context.body).holds(syntax.span(around)):
+            yield condition
 
 
 def is_first_thread(context: Context, condition: Node) -> bool:

@@ -295,13 +295,6 @@ def taken_names(context: Context) -> set[str]:
     return inside | set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", context.text, re.M))
 
 
-def step(context: Context) -> str:
-    """One indentation step of the file."""
-    body = context.indent(next(iter(syntax.statements(context.body))).start_byte)
-    outer = context.indent(context.kernel.body.start)
-    return body[len(outer) :] or "    "
-
-
 def without(context: Context, statement: Node) -> Edit:
     """Takes a statement away, with its line when it stands alone there."""
     data = context.module.document.data

@@ -45,7 +45,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
-from cuda_agent.rewrite import blocks, folds, shared, syntax
+from cuda_agent.rewrite import blocks, folds, helpers, shared, syntax
 from cuda_agent.rewrite.folds import Fold, Serial, Tree
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
@@ -220,7 +220,7 @@ class _Writer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.taken = shared.taken_names(context)
-        self.step = shared.step(context)
+        self.step = helpers.step(context)
         self.offset = self.name("offset")
 
     def edits(self, plan: _Plan) -> list[Edit]:
