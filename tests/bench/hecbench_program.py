@@ -23,7 +23,7 @@ from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, driver, jobs, open_device
 from cuda_agent.device.turn import turn
 from cuda_agent.errors import Cancelled, CudaAgentError
-from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge import JudgeOptions, limiter
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g02_null_candidates import NullCandidates
 from cuda_agent.judge.gates.g11_physics import original_floor
@@ -193,6 +193,9 @@ def measure(device: Device, path: Path, workload: Workload, row: Row) -> None:
         row.judged, row.why_not = gate.status == "pass", "" if gate.status == "pass" else gate.detail
         times = [microseconds(case, index) for index in range(len(case.launches))]
         row.original_us = statistics.fmean(times)
+        largest = times.index(max(times))
+        found = limiter.of_original(case, largest, None if case.emulated else times[largest])
+        row.limiter, row.left = (found.kind, found.left) if found is not None else ("", "")
         if device.info.kind == "cuda":
             row.floor_us = statistics.fmean(original_floor(case, index).us for index in range(len(case.launches)))
     except Cancelled:
@@ -237,6 +240,7 @@ def one(
     try:
         outcome = search(request, on_event=event, cancelled=lambda: time.time() > end, device=device, workload=workload)
         fill(row, outcome, full)
+        row.left = left_after(device, path, workload, outcome) or row.left
     except Cancelled as error:
         row.status, row.message = "undecided", str(error)
     except CudaAgentError as error:
@@ -262,6 +266,16 @@ def fill(row: Row, outcome: Outcome, full: int) -> None:
         if verdict.timing is not None:
             row.ratio, row.ci, row.label = verdict.timing.ratio, verdict.timing.ci, verdict.timing.label
             row.original_us = verdict.timing.original_us
+
+
+def left_after(device: Device, path: Path, workload: Workload, outcome: Outcome) -> str:
+    """What limits the winner, in one sentence; empty where none was measured."""
+    verdict, candidate = outcome.verdict, outcome.candidate
+    if outcome.status != "verified" or verdict is None or verdict.timing is None or candidate is None:
+        return ""
+    case = Case(device, find_build(path), workload, candidate.original, candidate)
+    found = limiter.of_candidate(case, 0, verdict.timing.candidate_us)
+    return found.left if found is not None else ""
 
 
 def main() -> int:
