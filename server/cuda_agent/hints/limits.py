@@ -5,7 +5,8 @@ the answer. Factors and their sources: idle multiprocessors and resident warps f
 (`occupancy.py`); sectors, shared-memory passes, lanes and atomics from the emulator's counts of the same launch (CUDA
 C++ Best Practices Guide, "Coalesced Access to Global Memory" and "Shared Memory and Memory Banks"). With a measured
 time the headroom is what the roofline leaves (Williams, Waterman, Patterson 2009): time over the time that the bytes
-take which must move. Operations are not counted: what nothing else explains is called `issue`.
+take which must move, or that a launch takes at all. Operations are not counted: what nothing else explains is called
+`issue`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Limiter:
             return f"{self.text}: nothing left to gain here"
         if self.kind == "bandwidth":
             return self.text
-        return f"{self.text}; up to {self.headroom:.1f}× {'' if self.measured else 'may be '}left"
+        times = f"{self.headroom:.1f}" if self.headroom < 10 else f"{self.headroom:.0f}"
+        return f"{self.text}; up to {times}× {'' if self.measured else 'may be '}left"
 
 
 def limiter(work: Work, machine: Machine) -> Limiter | None:
@@ -94,16 +96,19 @@ def limiter(work: Work, machine: Machine) -> Limiter | None:
         return Limiter("bandwidth", f"at {min(share, 1):.0%} of memory bandwidth", 1 / min(share, 1), True, share)
     if work.us is not None and work.us < SHORTEST_US:
         return Limiter("latency", f"{work.us:.1f} µs is about as short as a launch can be", 1.0, True, share)
-    measured, headroom = share is not None, 1 / share if share else 0.0
+    measured, headroom, at = False, 0.0, ""
+    if share is not None and work.us is not None:
+        floor = share * work.us
+        measured, headroom = True, work.us / max(floor, SHORTEST_US)
+        at = f"at {share:.0%} of memory bandwidth" if floor > SHORTEST_US else ""
     found = max(_causes(work, machine), key=lambda cause: cause[0], default=None)
     if found is not None:
         factor, kind, text = found
-        at = f" (at {share:.0%} of memory bandwidth)" if share is not None else ""
-        return Limiter(kind, text + at, headroom or factor, measured, share)
-    if share is not None:
+        return Limiter(kind, text + (f" ({at})" if at else ""), headroom or factor, measured, share)
+    if measured:
         kind = "atomics" if work.atomics else "issue"
         why = "atomics" if work.atomics else "instructions, or waiting for their results,"
-        return Limiter(kind, f"at {share:.0%} of memory bandwidth: {why} limit it", headroom, measured, share)
+        return Limiter(kind, f"{at}{': ' if at else ''}{why} limit it", headroom, measured, share)
     if work.bytes and machine.bandwidth_gbs:
         return Limiter("bandwidth", _floor_text(work, machine), 1.0)
     return None

@@ -1,41 +1,82 @@
-"""What limits a kernel under judgement: `hints.limits` with what the judge knows of a launch."""
+"""What limits a kernel under judgement: `hints.limits` with what the judge knows of its launches.
+
+Of several launches the means are taken, in the shape of the one that moves most. The sentence is kept by the kernel's
+text, for the hover.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
+from cuda_agent import cache
 from cuda_agent.device.info import DeviceInfo
 from cuda_agent.errors import UsageError
 from cuda_agent.hints import limits
 from cuda_agent.hints.occupancy import limits as of_arch
 from cuda_agent.judge.case import Case
+from cuda_agent.model import Facts, Timing
+from cuda_agent.workload.launch_map import Shape
 
 
 def machine(info: DeviceInfo) -> limits.Machine | None:
     """None for an architecture whose occupancy is not known."""
     try:
-        return limits.Machine(info.sms, info.memory_bandwidth_gbs, info.l2_bytes, info.clock_mhz, of_arch(info.arch))
+        sm = of_arch(info.arch)
     except UsageError:
         return None
+    return limits.Machine(info.sms, info.memory_bandwidth_gbs, info.l2_bytes, info.clock_mhz, sm)
 
 
-def of_original(case: Case, index: int = 0, us: float | None = None) -> limits.Limiter | None:
-    """What limits the original on one launch. `us`: its measured time. Raises what `Case.baseline` raises."""
-    launch, on = case.launches[index], machine(case.device.info)
-    facts = case.original_binary.kernels[case.kernel_in(case.original_binary, launch)]
-    read, written = limits.moved(launch)
-    counts = case.baseline(index).counts
+def of_original(case: Case, us: float | None = None) -> limits.Limiter | None:
+    """What limits the original. `us`: the measured time of one launch. Raises what `Case.baseline` raises."""
+    binary = case.original_binary
+    facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
+    shapes = [Shape(launch.grid, launch.block, launch.shared) for launch in case.launches]
+    counts: Counter[str] = Counter()
+    for index in range(len(case.launches)):
+        counts.update(case.baseline(index).counts)
+    return _of(case, facts, shapes, us, counts)
+
+
+def of_candidate(case: Case, timing: Timing) -> limits.Limiter | None:
+    """What limits a candidate that was timed on a GPU, that is, what is left to gain."""
+    binary = case.candidate_binary
+    facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
+    shapes = [case.shape(index) for index in range(len(case.launches))]
+    return _of(case, facts, shapes, timing.candidate_us / timed(timing), Counter())
+
+
+def timed(timing: Timing) -> int:
+    """How many launches the times of a verdict are the sum of."""
+    return max(1, len(timing.per_launch))
+
+
+def _of(
+    case: Case, facts: list[Facts], shapes: list[Shape], us: float | None, counts: Counter[str]
+) -> limits.Limiter | None:
+    on = machine(case.device.info)
+    if on is None or not shapes:
+        return None
+    bytes_ = [limits.moved(launch) for launch in case.launches]
+    most = max(range(len(shapes)), key=lambda index: sum(bytes_[index]))
+    read, written = (sum(side) // len(shapes) for side in zip(*bytes_, strict=True))
+    shape = shapes[most]
     work = limits.Work(
-        launch.grid, launch.block, launch.shared, facts, read, written, us, counts, atomics=case.uses_atomics
+        shape.grid, shape.block, shape.shared, facts[most], read, written, us, counts, atomics=case.uses_atomics
     )
-    return limits.limiter(work, on) if on is not None else None
+    return limits.limiter(work, on)
 
 
-def of_candidate(case: Case, index: int = 0, us: float | None = None) -> limits.Limiter | None:
-    """What limits the candidate, that is, what is left to gain. Its counts are the emulator's three of the verdict."""
-    launch, on, shape = case.launches[index], machine(case.device.info), case.shape(index)
-    facts = case.candidate_binary.kernels[case.kernel_in(case.candidate_binary, launch)]
-    read, written = limits.moved(launch)
-    counts = case.outcome(index).traffic if case.emulated else {}
-    work = limits.Work(
-        shape.grid, shape.block, shape.shared, facts, read, written, us, counts, atomics=case.uses_atomics
-    )
-    return limits.limiter(work, on) if on is not None else None
+# ---------------------------------------------------------------- what the hover is told
+
+
+def remember(kernel_hash: str, found: limits.Limiter) -> None:
+    """What was found of a kernel's text, with inputs and on a device that the sentence does not name."""
+    store = cache.default()
+    store.set(store.key("limiter", (kernel_hash,)), found)
+
+
+def remembered(kernel_hash: str) -> limits.Limiter | None:
+    store = cache.default()
+    found = store.get(store.key("limiter", (kernel_hash,)), None)
+    return found if isinstance(found, limits.Limiter) else None

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, float, str]]] = {
             "latency",
             "100 blocks on 132 SMs: part of the GPU is idle (at 10% of memory bandwidth)",
             10.0,
-            "100 blocks on 132 SMs: part of the GPU is idle (at 10% of memory bandwidth); up to 10.0× left",
+            "100 blocks on 132 SMs: part of the GPU is idle (at 10% of memory bandwidth); up to 10× left",
         ),
     ),
     "small blocks, few of them": (
@@ -83,6 +83,24 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, float, str]]] = {
             "2.1 µs is about as short as a launch can be",
             1.0,
             "2.1 µs is about as short as a launch can be: nothing left to gain here",
+        ),
+    ),
+    "hardly any bytes": (
+        {"read": 1000, "us": 25.0, "grid": (1, 1, 1)},
+        (
+            "latency",
+            "1 block on 132 SMs: most of the GPU is idle",
+            10.0,
+            "1 block on 132 SMs: most of the GPU is idle; up to 10× left",
+        ),
+    ),
+    "hardly any bytes and not much longer than a launch": (
+        {"read": 1000, "us": 3.0},
+        (
+            "issue",
+            "instructions, or waiting for their results, limit it",
+            1.2,
+            "instructions, or waiting for their results, limit it: nothing left to gain here",
         ),
     ),
     "strided": (
