@@ -65,4 +65,4 @@ class Limiting:
         self.before = found
         if found is not None:
             kernel = self.module.kernel(self.workload.kernel)
-            limiter.remember(self.module.kernel_hash(kernel), found)
+            limiter.remember(self.module.kernel_hash(kernel), self.workload, found)

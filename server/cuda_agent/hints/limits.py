@@ -89,6 +89,13 @@ class Limiter:
         return f"{self.text}; up to {times}× {'' if self.measured else 'may be '}left"
 
 
+def sentence(found: Limiter) -> str:
+    """For the hover."""
+    if found.kind == "bandwidth" and not found.measured:
+        return f"Nothing is seen that holds it back: {found.text}."
+    return f"Limited by {found.kind}: {found.text}."
+
+
 def limiter(work: Work, machine: Machine) -> Limiter | None:
     """The largest of the causes that are seen. None when too little is known to say anything."""
     share = reached(work, machine)
@@ -135,6 +142,8 @@ def _us(count: int, machine: Machine) -> float:
 def _floor_text(work: Work, machine: Machine) -> str:
     amount = next((f"{work.bytes / size:.3g} {unit}" for size, unit in _UNITS if work.bytes >= size), f"{work.bytes} B")
     least = _us(work.bytes, machine)
+    if least < SHORTEST_US:
+        return f"it moves {amount}, which takes no longer than a launch does; not measured yet"
     return f"{amount} take at least {least:.3g} µs at {machine.bandwidth_gbs:,.0f} GB/s; not measured yet"
 
 

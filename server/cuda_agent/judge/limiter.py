@@ -1,7 +1,6 @@
 """What limits a kernel under judgement: `hints.limits` with what the judge knows of its launches.
 
-Of several launches the means are taken, in the shape of the one that moves most. The sentence is kept by the kernel's
-text, for the hover.
+Of several launches the means are taken, in the shape of the one that moves most. What was found is kept, for the hover.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from cuda_agent.errors import UsageError
 from cuda_agent.hints import limits
 from cuda_agent.hints.occupancy import limits as of_arch
 from cuda_agent.judge.case import Case
-from cuda_agent.model import Facts, Timing
+from cuda_agent.model import Facts, Timing, Workload
 from cuda_agent.workload.launch_map import Shape
 
 
@@ -70,13 +69,18 @@ def _of(
 # ---------------------------------------------------------------- what the hover is told
 
 
-def remember(kernel_hash: str, found: limits.Limiter) -> None:
-    """What was found of a kernel's text, with inputs and on a device that the sentence does not name."""
+def remember(kernel_hash: str, workload: Workload, found: limits.Limiter) -> None:
+    """What was found of a kernel's text on launches of this size, whatever they hold."""
     store = cache.default()
-    store.set(store.key("limiter", (kernel_hash,)), found)
+    store.set(_key(store, kernel_hash, workload), found)
 
 
-def remembered(kernel_hash: str) -> limits.Limiter | None:
+def remembered(kernel_hash: str, workload: Workload) -> limits.Limiter | None:
     store = cache.default()
-    found = store.get(store.key("limiter", (kernel_hash,)), None)
+    found = store.get(_key(store, kernel_hash, workload))
     return found if isinstance(found, limits.Limiter) else None
+
+
+def _key(store: cache.Cache, kernel_hash: str, workload: Workload) -> str:
+    sizes = [(*w.grid, *w.block, w.shared, *(buffer.size for buffer in w.buffers)) for w in workload.launches]
+    return store.key("limiter", (kernel_hash, sizes))
