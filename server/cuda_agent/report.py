@@ -163,6 +163,8 @@ def outcome_json(best: Outcome, outcomes: Sequence[Outcome], whole: Together | N
             "kernel": o.kernel,
             "status": o.status,
             "message": o.message,
+            "limiter": o.limiter,
+            "left": o.left,
             "tried": o.tried,
             "seconds": round(o.seconds, 2),
             "share": o.share,
@@ -210,6 +212,8 @@ def outcomes_table(outcomes: Sequence[Outcome], whole: Together | None) -> None:
 def show_outcome(outcome: Outcome) -> None:
     if outcome.evidence:
         show_evidence(outcome.evidence)
+        if outcome.left:
+            _console().print(f"What is left: {outcome.left}.", markup=False)
     else:
         _console().print(f"{outcome.kernel}: {outcome.message}", markup=False)
 

@@ -23,7 +23,7 @@ from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, driver, jobs, open_device
 from cuda_agent.device.turn import turn
 from cuda_agent.errors import Cancelled, CudaAgentError
-from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge import JudgeOptions, limiter
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g02_null_candidates import NullCandidates
 from cuda_agent.judge.gates.g11_physics import original_floor
@@ -35,7 +35,6 @@ from cuda_agent.workload import bundle
 
 SOURCES = (".cu", ".cuh", ".h", ".hpp")
 REPORT = "bench-capture.json"
-SEARCH_SHARE = 0.7  # of a kernel's seconds; the rest is for the full verdict on its best candidate
 SLACK, SLACK_S = 1.5, 45.0  # a kernel that takes longer than so many times its seconds and these is stopped
 LEAST_SHARE = 0.1  # of a program's seconds, however little a kernel costs in it
 
@@ -166,7 +165,7 @@ def optimise(folder: Path, task: Task, search: Callable[..., Outcome] = optimize
             seconds = max(0.0, left) * weights[0] / sum(weights) if row.judged else 0.0
             if row.judged:
                 end = min(task.deadline, time.time() + SLACK * seconds + SLACK_S)
-                one(device, path, workload, row, max(5.0, seconds * SEARCH_SHARE), end, search)
+                one(device, path, workload, row, max(5.0, seconds), end, search)
                 row.cut = time.time() > task.deadline
             emit({"row": row})
             pending.pop(0)
@@ -193,6 +192,8 @@ def measure(device: Device, path: Path, workload: Workload, row: Row) -> None:
         row.judged, row.why_not = gate.status == "pass", "" if gate.status == "pass" else gate.detail
         times = [microseconds(case, index) for index in range(len(case.launches))]
         row.original_us = statistics.fmean(times)
+        found = limiter.of_original(case, None if case.emulated else row.original_us)
+        row.limiter, row.left = (found.kind, found.left) if found is not None else ("", "")
         if device.info.kind == "cuda":
             row.floor_us = statistics.fmean(original_floor(case, index).us for index in range(len(case.launches)))
     except Cancelled:
@@ -248,6 +249,7 @@ def one(
 def fill(row: Row, outcome: Outcome, full: int) -> None:
     verdict, candidate = outcome.verdict, outcome.candidate
     row.status, row.message, row.tried = outcome.status, outcome.message, outcome.tried
+    row.left = outcome.left or row.left
     row.steps = [{"origin": s.candidate.origin, "score": s.score, "note": s.note} for s in outcome.steps]
     offered = outcome.status == "verified" and candidate is not None
     row.full_failed = full - (1 if offered else 0)
@@ -255,13 +257,13 @@ def fill(row: Row, outcome: Outcome, full: int) -> None:
         row.shown_failed = int(offered and any(gate.status == "fail" for gate in verdict.gates))
     timings = [s.verdict.timing for s in outcome.steps if s.verdict and s.verdict.timing]
     if timings:
-        row.original_us = timings[-1].original_us
+        row.original_us = timings[-1].original_us / limiter.timed(timings[-1])
     if offered and verdict is not None:
         row.level, row.rules, row.diff = verdict.level, candidate.origin.removeprefix("rule:"), outcome.diff
         row.evidence = dict(outcome.evidence)
         if verdict.timing is not None:
             row.ratio, row.ci, row.label = verdict.timing.ratio, verdict.timing.ci, verdict.timing.label
-            row.original_us = verdict.timing.original_us
+            row.original_us = verdict.timing.original_us / limiter.timed(verdict.timing)
 
 
 def main() -> int:

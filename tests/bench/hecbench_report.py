@@ -80,7 +80,7 @@ def why_nothing(row: Row) -> str:
         why = {"FASTER": "below 1.05×", "": "correct, not measured"}.get(
             row["label"], f"correct, {row['label'].lower()}"
         )
-    left = f" {row['left']}" if row["left"] and row["judged"] else ""
+    left = f"; {row['left']}" if row["left"] and row["judged"] and row["left"] not in why else ""
     cut = " (the bench's time ended first)" if row["cut"] else ""
     return f"{why}{left}{cut}"
 

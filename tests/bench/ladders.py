@@ -36,7 +36,6 @@ from cuda_agent.workload import bundle
 
 BLOCK_SIZES = r"block_size\s+\d+ \| time\s+([\d.]+) ms"
 RUN_SECONDS, BUILD_SECONDS, TURNS = 150.0, 240.0, 2
-SEARCH_SHARE = 0.7  # of the budget; the rest is for the full verdicts
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def _optimise(
         if workload is None:
             climbed.rules[kernel] = "not captured"
             continue
-        seconds = budget * SEARCH_SHARE / len(ladder.kernels)
+        seconds = budget / len(ladder.kernels)
         request = Request(file, kernel=kernel, budget_s=seconds, max_candidates=10_000)
         try:
             outcome = search(request, device=device, workload=workload, cancelled=late, on_event=_note)

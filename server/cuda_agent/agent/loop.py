@@ -21,6 +21,7 @@ from typing import Any, Literal
 from cuda_agent import judge
 from cuda_agent.agent.budget import Budget
 from cuda_agent.agent.compiler import compiler
+from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
 from cuda_agent.agent.policies.search import Search
@@ -32,6 +33,7 @@ from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
 from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.rewrite import rules_of
+from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import unified_diff
@@ -78,6 +80,8 @@ class Outcome:
     steps: tuple[Step, ...] = ()
     seconds: float = 0.0
     share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
+    limiter: str = ""  # what limited the original: a kind of `hints.limits`
+    left: str = ""  # what limits the kernel as it is now, in a sentence; empty where that is not known
 
 
 def optimize(
@@ -114,7 +118,7 @@ def optimize(
         if kernel.has_error:
             raise SourceError(f"kernel {kernel.name} has a syntax error: mend it first")
         search = _Search(request, dev, build, text, kernel, workload, say, stop)
-        return search.run(policy or Search())
+        return search.run(policy)
 
 
 @contextmanager
@@ -146,6 +150,8 @@ class _Search:
         self.trajectory = Trajectory(request.trajectory, request.path.parent)
         self.memory = Memory(device, build, workload, text, request.options, request.fresh)
         self.state = State(self._context, self.budget)
+        module = parse_module(Document(str(request.path), text))
+        self.limiting = Limiting(device, build, workload, module, request.options, stop)
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
         self._quick: list[float] = []  # seconds of the quick judgements
         self._refused: list[Candidate] = []  # by the full judge
@@ -153,16 +159,21 @@ class _Search:
 
     # ------------------------------------------------------------ the loop
 
-    def run(self, policy: Policy) -> Outcome:
+    def run(self, policy: Policy | None) -> Outcome:
         self.original = self.device.compile(self.build, self.text)
-        asked = (self.kernel.id, policy.name, self.request.budget_s, self.request.max_candidates)
+        name = (policy or Search).name
+        asked = (self.kernel.id, name, self.request.budget_s, self.request.max_candidates)
         key = self.memory.answer(asked, self.original)
         known = self.memory.outcome(key, Outcome)
         if known is not None:
-            return self._again(known, policy)
+            return self._again(known, name)
         self._marks[self._fingerprint(self.original, None)] = None
-        self._start(policy, self.device.info.name)
         try:
+            limit = self.limiting.ask()
+            if limit is not None:
+                self.say({"event": "phase", "message": f"{limit.kind}: {limit.text}", "percentage": 5, **self._live()})
+            policy = policy or Search(rule_order(limit))
+            self._start(name, self.device.info.name)
             self._try_all(policy)
             outcome = self._finish()
         except Cancelled:
@@ -171,13 +182,13 @@ class _Search:
             self.memory.keep_outcome(key, outcome)
         return outcome
 
-    def _start(self, policy: Policy, device: str) -> None:
+    def _start(self, policy: str, device: str) -> None:
         self.trajectory.append(
             "start",
             kernel=self.kernel.id,
             file=self.request.path.name,
             device=device,
-            policy=policy.name,
+            policy=policy,
             inputs=self.workload.origin,
             launches=len(self.workload.launches),
         )
@@ -325,7 +336,8 @@ class _Search:
         if wrong:
             message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"
         self.trajectory.append("end", status="nothing", tried=self.budget.tried)
-        return self._ended("nothing", message)
+        left = self.limiting.left(None, None, self.state.steps)
+        return self._ended("nothing", f"{message}{f': {left}' if left else ''}", left=left)
 
     def _stopped(self) -> Outcome:
         """What a stopped search has: its best candidate, which passed the quick gates only. Raises Cancelled when there
@@ -341,7 +353,7 @@ class _Search:
         )
         return replace(outcome, message=message, evidence={**outcome.evidence, "headline": message})
 
-    def _again(self, known: Outcome, policy: Policy) -> Outcome:
+    def _again(self, known: Outcome, policy: str) -> Outcome:
         """The answer of an earlier search, told and recorded as if it had just ended."""
         self._start(policy, self.device.spec)
         for step in known.steps:
@@ -367,6 +379,7 @@ class _Search:
             verdict=verdict,
             diff=diff,
             evidence=to_json(verdict, candidate=step.candidate, diff=diff),
+            left=self.limiting.left(step.candidate, verdict.timing, ()) if verdict.status == "verified" else "",
         )
 
     def _ended(self, status: Any, message: str, **more: Any) -> Outcome:
@@ -378,6 +391,7 @@ class _Search:
             source_hash=parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel),
             steps=tuple(self.state.steps),
             seconds=self.budget.spent,
+            limiter=self.limiting.before.kind if self.limiting.before else "",
             **more,
         )
 

@@ -119,6 +119,12 @@ def clock_of(name: str) -> float:
     return gpu.clock_mhz if gpu else 0.0
 
 
+def gpu(name: str, arch: str) -> DeviceInfo | None:
+    """The GPU of the table with that name, else one of that architecture; None when there is neither."""
+    plain = arch.rstrip("af")
+    return _known(name) or next((known for known in GPUS.values() if known.arch == plain), None)
+
+
 def _known(name: str) -> DeviceInfo | None:
     wanted = name.lower().replace("nvidia", "").replace(" ", "")
     return next((gpu for key, gpu in GPUS.items() if key in wanted or gpu.name.lower() == name.lower()), None)

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.device import target_arch
+from cuda_agent.device.info import gpu
 from cuda_agent.engine.messages import FactsOf
 from cuda_agent.errors import CompileError, UsageError, WorkloadError
-from cuda_agent.hints import launch, sentences
-from cuda_agent.hints.occupancy import Limits, limits
-from cuda_agent.model import Binary, Dim3, Facts, Kernel
+from cuda_agent.hints import launch, limits, sentences
+from cuda_agent.hints.occupancy import Limits
+from cuda_agent.hints.occupancy import limits as limits_of
+from cuda_agent.judge import limiter
+from cuda_agent.model import Binary, Facts, Kernel, Workload
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import compile as compiler
@@ -58,9 +61,10 @@ def described(parsed: Module, kernel: Kernel, instances: Sequence[Facts], arch: 
     before = _before(path, kernel, parsed.kernel_hash(kernel), facts)
     found = sentences.of_facts(facts, before)
     try:
-        found += _of_launches(parsed, kernel, facts, limits(arch), Path(path))
+        found += _of_launches(parsed, kernel, facts, limits_of(arch), Path(path))
     except UsageError as unknown:  # a newer architecture than our table: its registers are still facts
         found.append(sentences.Sentence("occupancy", str(unknown)))
+    found += _of_capture(facts, kernel, parsed, arch, Path(path))
     texts = [sentence.text for sentence in found if sentence.line is None]
     if len(instances) > 1:
         texts.append(f"{len(instances)} instantiations; these numbers are of `{facts.demangled}`.")
@@ -98,8 +102,9 @@ def _of_launches(parsed: Module, kernel: Kernel, facts: Facts, sm: Limits, path:
             line = parsed.line(site.span.start)
             found += [replace(sentence, line=line) for sentence in sentences.of_launch(problems)]
             shapes[block[0] * block[1] * block[2], dynamic[0]] = None
-    for block, shared in _captured(kernel, path):
-        shapes[block[0] * block[1] * block[2], shared] = None
+    workload = _captured(kernel, path)
+    for item in workload.launches if workload is not None else ():
+        shapes[item.block[0] * item.block[1] * item.block[2], item.shared] = None
     if not shapes and most:
         shapes[most, 0] = None
     for threads, shared in list(shapes)[:4]:
@@ -110,9 +115,24 @@ def _of_launches(parsed: Module, kernel: Kernel, facts: Facts, sm: Limits, path:
     return found
 
 
-def _captured(kernel: Kernel, path: Path) -> list[tuple[Dim3, int]]:
-    try:
-        workload = bundle.find(path, kernel.id)
-    except WorkloadError:  # a broken capture is reported by the job that needs it
+def _of_capture(facts: Facts, kernel: Kernel, parsed: Module, arch: str, path: Path) -> list[sentences.Sentence]:
+    """What limits the kernel on its captured inputs: as a search found it, else as far as their sizes tell."""
+    workload = _captured(kernel, path)
+    if workload is None or not workload.launches:
         return []
-    return [(item.block, item.shared) for item in workload.launches] if workload is not None else []
+    found = limiter.remembered(parsed.kernel_hash(kernel), workload)
+    on = gpu(workload.device, arch)
+    machine = limiter.machine(on) if on is not None else None
+    if found is None and machine is not None:
+        launched = max(workload.launches, key=lambda launch: sum(limits.moved(launch)))
+        read, written = limits.moved(launched)
+        work = limits.Work(launched.grid, launched.block, launched.shared, facts, read, written)
+        found = limits.limiter(work, machine)
+    return [sentences.Sentence("occupancy", limits.sentence(found))] if found is not None else []
+
+
+def _captured(kernel: Kernel, path: Path) -> Workload | None:
+    try:
+        return bundle.find(path, kernel.id)
+    except WorkloadError:  # a broken capture is reported by the job that needs it
+        return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cuda_agent.hints.launch import Problem
 from cuda_agent.hints.occupancy import Limits, Occupancy, next_step, occupancy
 from cuda_agent.model import Facts
 
-Category = Literal["registers", "spills", "occupancy", "launch", "traffic"]
-SECTOR = 32  # bytes; global memory is moved in these
+Category = Literal["registers", "spills", "occupancy", "launch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +99,6 @@ def occupancy_text(now: Occupancy, sm: Limits) -> str:
 def of_launch(problems: Sequence[Problem]) -> list[Sentence]:
     """Why a launch will fail."""
     return [Sentence("launch", f"This launch fails with {problem.error}: {problem.text}") for problem in problems]
-
-
-def of_traffic(traffic: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[Sentence]:
-    """The emulator's count of global memory traffic: `{requests, sectors, bytes, by_line: {line: the same}}`."""
-    texts: list[Sentence] = []
-    if not traffic.get("requests"):
-        return texts
-    was = ""
-    if before and before.get("sectors"):
-        was = f", {traffic['sectors'] / before['sectors'] - 1:+.0%} against before"
-    texts.append(Sentence("traffic", f"{_access(traffic)}{was} (counted by the emulator, not measured)."))
-    for line, counts in sorted(((int(n), c) for n, c in dict(traffic.get("by_line", {})).items())):
-        if counts.get("requests") and wasted(counts) >= 0.5:
-            texts.append(Sentence("traffic", f"{_access(counts)}.", line))
-    return texts
-
-
-def wasted(counts: Mapping[str, Any]) -> float:
-    """The share of moved bytes that no thread asked for: 0 for coalesced accesses, 7/8 for floats 32 bytes apart."""
-    moved = counts["sectors"] * SECTOR
-    return max(0.0, 1 - counts.get("bytes", moved) / moved) if moved else 0.0
-
-
-def _access(counts: Mapping[str, Any]) -> str:
-    each = counts["sectors"] / counts["requests"]
-    text = f"{_count(counts['sectors'], 'sector')} in {_count(counts['requests'], 'warp request')}, {each:.1f} each"
-    needed = -(-counts["bytes"] // SECTOR) / counts["requests"] if counts.get("bytes") else None
-    if needed is not None and each > 1.05 * needed:
-        text += f" where {needed:.1f} would hold the bytes asked for"
-    return text
 
 
 def size(count: int) -> str:

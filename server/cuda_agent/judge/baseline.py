@@ -52,6 +52,7 @@ class Baseline:
     nulls: Mapping[str, bool]  # null candidate → would be accepted on this launch
     findings: tuple[Mapping[str, Any], ...] = ()  # the emulator's checkers on the original
     traffic: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, float] = field(default_factory=dict)  # all that the emulator counted in this launch
     not_finite: int = 0  # written float elements that are NaN or infinite (hidden cases only)
 
     @property
@@ -274,6 +275,7 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
         "nulls": _accepted(case, index, rows, max_ref, [b for b in outputs if written[b]], replayed),
         "findings": tuple(launched.get("findings", ())),
         "traffic": totals(launched.get("traffic")),
+        "counts": {k: float(v) for k, v in launched.get("traffic", {}).items() if isinstance(v, int | float)},
     }
 
 

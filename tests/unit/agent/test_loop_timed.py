@@ -17,8 +17,10 @@ from cuda_agent.agent.loop import Outcome, Request
 from cuda_agent.agent.policies import State
 from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled
+from cuda_agent.hints.limits import Limiter
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Candidate, Verdict, Workload
+from cuda_agent.rewrite.order import rule_order
 from simulated import WEATHERS, SimulatedDevice
 from unit.judge.conftest import assemble, candidate, source, workload
 
@@ -71,7 +73,7 @@ class Bench:
     def fresh_device(self) -> Counting:
         return Counting(WEATHERS["quiet"], 7, assemble)
 
-    def run(self, policy: Script, *, cancelled: Callable[[], bool] | None = None, **request: Any) -> Outcome:
+    def run(self, policy: Script | None, *, cancelled: Callable[[], bool] | None = None, **request: Any) -> Outcome:
         self.device, self.events = self.fresh_device(), []
         return loop.optimize(
             Request(self.path, kernel="axpy", **{"options": OPTIONS, **request}),
@@ -98,6 +100,26 @@ def test_the_fastest_is_verified(bench: Bench) -> None:
     assert outcome.verdict is not None
     assert outcome.verdict.faster
     assert outcome.evidence["timing"]["ratio"] == pytest.approx(2, rel=0.02)
+
+
+def test_what_limits_the_kernel_is_said_first_decides_the_order_and_what_is_left_is_said_last(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, orders = "1 block on 132 SMs: most of the GPU is idle", []
+
+    class Recording(Script):
+        name = "recording"
+
+        def __init__(self, order: Sequence[str]) -> None:
+            super().__init__([made(50, "b")])
+            orders.append(order)
+
+    monkeypatch.setattr(loop, "Search", Recording)
+    outcome = bench.run(None)
+    assert bench.events[0]["message"] == f"latency: {idle}"
+    assert orders == [rule_order(Limiter("latency", "", 2.0))]
+    assert (outcome.status, outcome.limiter) == ("verified", "latency")
+    assert outcome.left == f"{idle}; up to 20× left"
 
 
 def test_the_smaller_of_two_within_one_per_cent(bench: Bench) -> None:
@@ -194,7 +216,8 @@ def test_what_is_built_on_a_refused_one_is_not_asked(bench: Bench, monkeypatch: 
 def test_slower_ones_are_nothing(bench: Bench) -> None:
     outcome = bench.run(Script([made(110, "a"), made(100, "b")]))
     assert (outcome.status, outcome.candidate) == ("nothing", None)
-    assert outcome.message == "nothing better found for axpy after 2 candidates"
+    idle = "1 block on 132 SMs: most of the GPU is idle"
+    assert outcome.message == f"nothing better found for axpy after 2 candidates: {idle}; up to 40× left"
 
 
 def test_events_have_the_numbers_of_the_moment(bench: Bench) -> None:

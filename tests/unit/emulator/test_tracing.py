@@ -94,6 +94,7 @@ def test_bank_conflicts(traced: Kernels, step: int, ways: int) -> None:
         distinct = len({i * step % 1024 for i in range(32)})
         assert (line["shared_requests"], line["wavefronts"]) == (1, min(ways, distinct))
         assert line["bank_conflicts"] == min(ways, distinct) - 1
+        assert line["lanes"] == 32 * (line["requests"] + line["shared_requests"])
 
 
 def test_out_of_bounds_by_one(traced: Kernels) -> None:
@@ -105,6 +106,8 @@ def test_out_of_bounds_by_one(traced: Kernels) -> None:
     assert (write["buffer"], write["at"], write["thread"], write["block"]) == (1, 400, [100, 0, 0], [0, 0, 0])
     assert (read["buffer"], read["at"], read["thread"]) == (0, 400, [99, 0, 0])
     assert "beyond the buffer of 400 bytes" in write["text"]
+    written = outcome.traffic["by_line"][line_of("traced", "// write past")]
+    assert (written["requests"], written["lanes"]) == (4, 101)
 
 
 def test_a_stray_write_stops_before_it_happens(traced: Kernels) -> None:

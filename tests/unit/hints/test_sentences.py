@@ -61,43 +61,13 @@ def test_launch() -> None:
     )
 
 
-TRAFFIC = {
-    "requests": 200,
-    "sectors": 3600,
-    "bytes": 25600,
-    "by_line": {
-        "12": {"requests": 100, "sectors": 3200, "bytes": 12800},
-        13: {"requests": 100, "sectors": 400, "bytes": 12800},
-    },
-}
-
-
-def test_traffic() -> None:
-    found = [(s.text, s.line) for s in sentences.of_traffic(TRAFFIC)]
-    assert found == [
-        (
-            "3,600 sectors in 200 warp requests, 18.0 each where 4.0 would hold the bytes asked for "
-            "(counted by the emulator, not measured).",
-            None,
-        ),
-        ("3,200 sectors in 100 warp requests, 32.0 each where 4.0 would hold the bytes asked for.", 12),
-    ]
-    after = {"requests": 100, "sectors": 400, "bytes": 12800, "by_line": {}}
-    (sentence,) = sentences.of_traffic(after, TRAFFIC)
-    assert sentence.text == (
-        "400 sectors in 100 warp requests, 4.0 each, -89% against before (counted by the emulator, not measured)."
-    )
-    assert sentences.of_traffic({"requests": 0, "sectors": 0, "bytes": 0}) == []
-
-
 def test_no_sentence_claims_a_cause() -> None:
     all_of_them = [
         *sentences.of_facts(FACTS, PLAIN),
         *sentences.of_facts(PLAIN, FACTS),
         *sentences.of_occupancy(FACTS, limits("sm_90"), 96),
-        *sentences.of_traffic(TRAFFIC),
     ]
-    assert len(all_of_them) > 8
+    assert len(all_of_them) > 6
     for sentence in all_of_them:
         assert not CAUSAL.search(sentence.text), sentence.text
 
@@ -107,9 +77,3 @@ def test_no_sentence_claims_a_cause() -> None:
 )
 def test_size(count: int, text: str) -> None:
     assert sentences.size(count) == text
-
-
-def test_wasted() -> None:
-    assert sentences.wasted({"sectors": 4, "bytes": 128}) == 0
-    assert sentences.wasted({"sectors": 32, "bytes": 128}) == 0.875
-    assert sentences.wasted({"sectors": 0, "bytes": 0}) == 0

@@ -172,7 +172,7 @@ def test_rows_of_a_program_on_the_simulated_gpu(
     tmp_path: Path, gpu: SimulatedDevice, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def search(request: Any, *, on_event: Any, cancelled: Any, device: Any, workload: Any) -> Outcome:
-        assert request.budget_s == pytest.approx(10 * hecbench_program.SEARCH_SHARE, abs=3)
+        assert request.budget_s == pytest.approx(10, abs=4)
         found = candidate(FASTER, KERNEL)
         build = hecbench_program.find_build(request.path)
         verdict = judge(device, build, workload, KERNEL, found, cancelled=cancelled)
@@ -186,6 +186,8 @@ def test_rows_of_a_program_on_the_simulated_gpu(
     assert (row["launches"], row["captured"], row["judged"], row["share"]) == (7, 1, True, 1.0)
     assert row["original_us"] == pytest.approx(51, rel=0.02)
     assert row["floor_us"] is not None
+    assert row["limiter"] == "latency"
+    assert row["left"].startswith("1 block on ")
     assert row["ratio"] == pytest.approx(1.5, rel=0.02)
     assert (row["full_failed"], row["shown_failed"], row["tried"]) == (1, 0, 2)
     assert hecbench_report.faster(row)

@@ -372,7 +372,7 @@ class Module:
         return found
 
     def _traffic(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("requests", "sectors", "bytes", "shared_requests", "wavefronts", "bank_conflicts", "atomics")
+        names = ("requests", "sectors", "bytes", "shared_requests", "wavefronts", "bank_conflicts", "atomics", "lanes")
         total: dict[str, Any] = dict.fromkeys(names, 0)
         by_line: dict[int, dict[str, Any]] = {}
         for site in raw["sites"]:

@@ -60,7 +60,7 @@ std::string sites_json(const cuemu::Trace &trace) {
                ",\"requests\":" + std::to_string(s.requests) + ",\"sectors\":" + std::to_string(s.sectors) +
                ",\"bytes\":" + std::to_string(s.bytes) + ",\"shared_requests\":" + std::to_string(s.shared_requests) +
                ",\"wavefronts\":" + std::to_string(s.wavefronts) + ",\"bank_conflicts\":" + std::to_string(s.bank_conflicts) +
-               ",\"atomics\":" + std::to_string(s.atomics) + "}";
+               ",\"atomics\":" + std::to_string(s.atomics) + ",\"lanes\":" + std::to_string(s.lanes) + "}";
     }
     return out + "]";
 }

@@ -125,6 +125,7 @@ void trace_finish(Trace *trace) {
             to.wavefronts += from.wavefronts;
             to.conflicts += from.conflicts;
             to.atomics += from.atomics;
+            to.lanes += from.lanes;
         }
         tracer->shared.release();
     }
@@ -233,7 +234,7 @@ std::vector<Site> sites(const Trace &trace) {
         const SiteSum &s = trace.sums[i];
         if (s.requests == 0 && s.shared_requests == 0) continue;
         out.push_back(Site{trace.pcs[i], s.write, whole(s.requests), whole(s.sectors), whole(s.bytes), whole(s.shared_requests),
-                           whole(s.wavefronts), whole(s.conflicts), whole(s.atomics)});
+                           whole(s.wavefronts), whole(s.conflicts), whole(s.atomics), whole(s.lanes)});
     }
     return out;
 }

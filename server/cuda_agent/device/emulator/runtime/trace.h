@@ -29,6 +29,7 @@ struct Site {
     std::uint64_t wavefronts = 0;      // passes over shared memory's 32 banks
     std::uint64_t bank_conflicts = 0;  // wavefronts beyond the fewest possible
     std::uint64_t atomics = 0;         // warp-level atomic requests, global or shared
+    std::uint64_t lanes = 0;           // lanes that took part in all of these
 };
 
 // Who last stored to a byte of a region.

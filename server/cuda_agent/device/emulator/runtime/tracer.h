@@ -38,7 +38,7 @@ struct SiteLog {
 
 struct SiteSum {
     bool write = false;
-    double requests = 0, sectors = 0, bytes = 0, shared_requests = 0, wavefronts = 0, conflicts = 0, atomics = 0;
+    double requests = 0, sectors = 0, bytes = 0, shared_requests = 0, wavefronts = 0, conflicts = 0, atomics = 0, lanes = 0;
 };
 
 struct Tracer {

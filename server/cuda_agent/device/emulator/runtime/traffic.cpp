@@ -79,6 +79,7 @@ void Tracer::count_row(const SiteLog &log, const std::uintptr_t *row, SiteSum &s
         sum.conflicts += wavefronts - groups;
     }
     if (log.atomic) sum.atomics += 1;
+    sum.lanes += lanes;
 }
 
 void Tracer::flush(unsigned warp) {
@@ -103,6 +104,7 @@ void Tracer::flush(unsigned warp) {
         total.wavefronts += sum.wavefronts * scale;
         total.conflicts += sum.conflicts * scale;
         total.atomics += sum.atomics * scale;
+        total.lanes += sum.lanes * scale;
         std::fill(log->address.begin(), log->address.begin() + static_cast<std::ptrdiff_t>(rows) * kWarp, 0);
         std::memset(log->count, 0, sizeof log->count);
         log->size = 0;
