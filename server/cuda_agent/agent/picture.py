@@ -37,7 +37,7 @@ def _overview(file: str, outcomes: Sequence[Outcome]) -> Markup:
         gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else traffic
         cells = [
             tag("td", tag("a", tag("code", o.kernel), href=f"#kernel-{number}")),
-            tag("td", f"{o.share:.0%}" if o.share is not None else ""),
+            tag("td", f"{100 * o.share:.0f} %" if o.share is not None else ""),
             tag("td", tag("span", f"{page.ICON.get(o.status, '·')} {o.status}", class_=o.status)),
             tag("td", gain),
             tag("td", o.tried),
