@@ -72,7 +72,7 @@ class Settings:
         words=True,
     )
     budget_seconds: float = _setting(120.0, "How long one optimisation may take, in seconds.", minimum=1, maximum=86400)
-    budget_candidates: int = _setting(40, "How many rewrites one optimisation may try.", minimum=1, maximum=100000)
+    budget_candidates: int = _setting(150, "How many rewrites one optimisation may try.", minimum=1, maximum=100000)
     nvcc_path: str = _setting(
         "",
         "The nvcc to use. Empty: the one on PATH, then CUDA_HOME, then /usr/local/cuda, then Python packages.",

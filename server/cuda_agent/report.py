@@ -195,7 +195,7 @@ def outcomes_table(outcomes: Sequence[Outcome], whole: Together | None) -> None:
         gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else ""
         table.add_row(
             Text(o.kernel),
-            f"{o.share:.0%}" if o.share is not None else "",
+            f"{100 * o.share:.0f} %" if o.share is not None else "",
             Text(o.status, style=style),
             gain or ("not measured" if o.status == "verified" else ""),
             str(o.tried),

@@ -95,6 +95,17 @@ def test_a_second_search_is_fast(optimised: tuple[Path, Done], cache: Path, tmp_
     again = run(argv, tmp_path, environment(cache)).check(0)
     assert again.json["diff"] == optimised[1].json["diff"]
     assert time.monotonic() - began < patience(30)
+    # The same question, though the program is run and captured again: nothing is judged.
+    report = ["--report", "search.html"]
+    known = run([*argv, *report], tmp_path, environment(cache)).check(0)
+    assert "searched before with the same inputs" in known.err
+    assert "full verdict" not in known.err
+    assert known.json["gates"] == again.json["gates"]
+    page = (tmp_path / "search.html").read_text()
+    assert "Tree of candidates" in page
+    assert "row-per-warp(lanes=32)" in page
+    fresh = run([*argv[:-2], "--candidates", "1", "--fresh"], tmp_path, environment(cache)).check(0)
+    assert "full verdict" in fresh.err
 
 
 def test_verify_takes_the_rewritten_file(optimised: tuple[Path, Done], cache: Path, tmp_path: Path) -> None:

@@ -490,11 +490,13 @@ class _Search:
 
 
 def why_rejected(verdict: Verdict) -> str:
-    """The sentence of the first gate that failed or could not decide, empty when none did."""
+    """The sentence of the first gate that failed or could not decide, or why a GPU did not time it; else empty."""
     for gate in verdict.gates:
         if gate.status == "fail" or gate.undecided:
             return f"{gate.id} {gate.name}: {gate.detail}"
-    return ""
+    timed = next((gate for gate in verdict.gates if gate.id == "G8"), None)
+    emulated = verdict.level == "emulated"
+    return timed.detail if timed and timed.status == "not-run" and verdict.timing is None and not emulated else ""
 
 
 def short(candidate: Candidate) -> str:

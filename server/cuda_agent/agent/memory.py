@@ -19,9 +19,9 @@ from cuda_agent import cache
 from cuda_agent.device import Device, sanitizer
 from cuda_agent.errors import ToolMissing
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.judge.record import inputs
-from cuda_agent.model import Binary, Build, Candidate, Verdict, Workload
+from cuda_agent.model import Arg, Binary, Build, Candidate, Verdict, Workload
 
+ALIGNED = 256  # bytes: what allocations are aligned to
 SOURCES = (".py", ".h", ".hpp", ".cpp", ".cu", ".S")
 
 
@@ -95,7 +95,7 @@ class Memory:
 
     def _key(self, kind: str, parts: object) -> str:
         tolerance = sorted(self.workload.tolerance.items())
-        about = (str(self.build.file), self.build.flags, self.original, inputs(self.workload), self.workload.origin)
+        about = (str(self.build.file), self.build.flags, self.original, _inputs(self.workload), self.workload.origin)
         options = sorted(f"{name}={value!r}" for name, value in asdict(self.options).items() if name != "allow")
         allow = sorted(self.options.allow)
         where = (self.device.identity, _checker(self.device))
@@ -113,3 +113,29 @@ def _found() -> str:
 def _checker(device: Device) -> str:
     """G7's verdict on a GPU depends on whether there is a compute-sanitizer."""
     return "" if device.kind == "emulator" else _found()
+
+
+def _inputs(workload: Workload) -> tuple[object, ...]:
+    """The launches and the bytes they start from. Where a buffer lay does not count, only how it was aligned: the same
+    program run again has the same inputs."""
+    return tuple(
+        (
+            launch.mangled,
+            (*launch.grid, *launch.block, launch.shared, launch.seq),
+            tuple(
+                (arg.offset, _plain(arg), tuple((p.at, p.buffer, p.offset) for p in arg.pointers))
+                for arg in launch.args
+            ),
+            tuple((b.address % ALIGNED, b.size, b.before, b.after or ()) for b in launch.buffers),
+            launch.globals,
+        )
+        for launch in workload.launches
+    )
+
+
+def _plain(arg: Arg) -> bytes:
+    """An argument's bytes without the addresses in it."""
+    data = bytearray(arg.data)
+    for pointer in arg.pointers:
+        data[pointer.at : pointer.at + 8] = bytes(8)
+    return bytes(data)

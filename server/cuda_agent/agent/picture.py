@@ -37,7 +37,7 @@ def _overview(file: str, outcomes: Sequence[Outcome]) -> Markup:
         gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else traffic
         cells = [
             tag("td", tag("a", tag("code", o.kernel), href=f"#kernel-{number}")),
-            tag("td", f"{o.share:.0%}" if o.share is not None else ""),
+            tag("td", f"{100 * o.share:.0f} %" if o.share is not None else ""),
             tag("td", tag("span", f"{page.ICON.get(o.status, '·')} {o.status}", class_=o.status)),
             tag("td", gain),
             tag("td", o.tried),
@@ -82,8 +82,7 @@ def _course(outcome: Outcome) -> Markup:
         if step.score is None:
             dot = tag("circle", tag("title", f"{name}: {step.note}"), cx=x(step.at), cy=BOTTOM, r=3.2, class_="failed")
         else:
-            won = outcome.candidate is not None and step.candidate.id == outcome.candidate.id
-            kind, size = ("tried won", 5.5) if won else ("tried", 3.8)
+            kind, size = ("tried won", 5.5) if _chosen(outcome, step) else ("tried", 3.8)
             text = f"{name}: {_gain(step)}"
             dot = tag("circle", tag("title", text), cx=x(step.at), cy=y(step.score), r=size, class_=kind)
         parts.append(dot)
@@ -126,7 +125,7 @@ def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
 
 def _tree(outcome: Outcome) -> Markup:
     """The accepted candidates below what they were built on, the better ones first."""
-    accepted = [step for step in outcome.steps if step.score is not None]
+    accepted = [step for step in outcome.steps if _in_tree(outcome, step)]
     if not accepted:
         return Markup("")
     below: dict[tuple[str, ...], list[Step]] = {}
@@ -166,7 +165,7 @@ def _rows(
         more = number + 1 < len(children)
         lines = [tag("span", class_="rung open" if goes_on else "rung") for goes_on in rungs]
         added = " + ".join(labels[len(parent) :])
-        chosen = outcome.candidate is not None and step.candidate.id == outcome.candidate.id
+        chosen = _chosen(outcome, step)
         name = tag("span", tag("code", added), class_="name")
         rule = tag("div", *lines, tag("span", class_="rung more" if more else "rung last"), name, class_="rule")
         spent = f"{step.seconds:.1f} s" if step.verdict is not None else ""
@@ -174,7 +173,11 @@ def _rows(
             "tr",
             tag("td", rule),
             tag("td", _row_plot(scale, step, chosen), class_="ratio"),
-            tag("td", _gain(step) if step.verdict is not None else step.note, class_="n" if step.verdict else "why"),
+            tag(
+                "td",
+                _gain(step) if step.verdict is not None else step.note,
+                class_="n" if step.verdict is not None else "why",
+            ),
             tag("td", spent, class_="n spent"),
             class_="chosen" if chosen else None,
         )
@@ -205,16 +208,25 @@ def _row_plot(scale: Scale, step: Step | None, chosen: bool = False) -> Markup:
     return tag("svg", *parts, viewBox=f"0 0 {SMALL:.0f} {TALL:.0f}", aria_hidden="true")
 
 
+def _in_tree(outcome: Outcome, step: Step) -> bool:
+    """Accepted, and not only another text of the same machine code."""
+    return step.score is not None and (step.verdict is not None or _chosen(outcome, step))
+
+
+def _chosen(outcome: Outcome, step: Step) -> bool:
+    return outcome.candidate is not None and step.candidate.id == outcome.candidate.id
+
+
 def _refused(outcome: Outcome) -> Markup:
     rows = [
         tag("tr", tag("td", tag("code", _name(step))), tag("td", step.note or "not accepted", class_="why"))
         for step in outcome.steps
-        if step.score is None
+        if not _in_tree(outcome, step)
     ]
     if not rows:
         return Markup("")
     table = tag("div", tag("table", *rows), class_="scroll")
-    words = f"{len(rows)} that {'was' if len(rows) == 1 else 'were'} not accepted"
+    words = f"{len(rows)} more: not accepted, or the same machine code as another"
     return tag("section", tag("details", tag("summary", words), table), class_="long")
 
 

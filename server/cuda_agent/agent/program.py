@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from cuda_agent.agent.loop import OnEvent, Outcome, Request, opened, optimize
 from cuda_agent.agent.memory import Memory
+from cuda_agent.agent.policies import Policy
+from cuda_agent.agent.policies.search import Search
 from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
 from cuda_agent.inputs import find_or_make_all, read_source
@@ -33,6 +35,7 @@ def optimize_all(
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
     device: Device | None = None,
+    policy: Callable[[], Policy] = Search,
 ) -> list[Outcome]:
     """Every captured kernel of the file that has a definition in it, one search each, the most costly first. Each gets
     its part of what is left of the budget: half of it shared equally, half by cost. Without `everything` kernels that
@@ -70,7 +73,7 @@ def optimize_all(
             part = 0.5 / (len(order) - number) + 0.5 * ((share or 0.0) / left if left > 0 else 0.0)
             one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * min(1.0, part)), text=text)
             try:
-                found = optimize(one, on_event=say, cancelled=cancelled, device=dev, workload=workload)
+                found = optimize(one, on_event=say, cancelled=cancelled, device=dev, workload=workload, policy=policy())
                 outcomes.append(replace(found, share=share))
             except Cancelled as error:
                 if not outcomes:
@@ -86,8 +89,8 @@ def optimize_all(
 
 
 def _left_out(workload: Workload, share: float) -> Outcome:
-    why = f"{workload.kernel} takes {share:.1%} of the kernels' time in this program: not searched (--all: it too)"
-    return Outcome("nothing", workload.kernel, why, share=share)
+    why = f"takes {100 * share:.1f} % of the kernels' time in this program: not searched (--all: it too)"
+    return Outcome("nothing", workload.kernel, f"{workload.kernel} {why}", share=share)
 
 
 def _shares(

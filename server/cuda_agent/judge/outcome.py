@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cuda_agent.judge.case import Case, Results
 
 
+SLOW, SLOW_S = 4.0, 0.02  # a first launch may cost milliseconds more than the next one
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`fault` says why there is no result; then the lists below hold only what was seen before it."""
@@ -31,6 +34,13 @@ class Outcome:
     findings: tuple[Mapping[str, Any], ...] = ()
     traffic: Mapping[str, float] = field(default_factory=dict)
     original_findings: tuple[Mapping[str, Any], ...] = ()
+    seconds: tuple[float, float] = (0.0, 0.0)  # of one launch by the worker's clock, the original's and its own
+
+    @property
+    def slow(self) -> bool:
+        """Far slower than the original, without any timing: a launch alone shows it where both are long."""
+        original, own = self.seconds
+        return own > SLOW * original and own - original > SLOW_S
 
     def difference_allowed(self, buffer: int) -> float:
         """How far an output that a float64 shadow judged may be from the original; 0 where none did."""
@@ -138,8 +148,10 @@ def _read(case: Case, index: int, base: Baseline, blocks: Sequence[Results]) -> 
             elif not _left_alone(base, entry, verdict):
                 stray.append(_stray(case, index, entry, row))
     first = blocks[0][0]
+    own, original_s = (min(block[at]["seconds"] for block in blocks) for at in (0, 1))
     return Outcome(
         index,
+        seconds=(original_s, own),
         compared=_arbitrated(case, index, base, [worst[b] for b in sorted(worst)]),
         stray=tuple(dict.fromkeys(stray)),
         canaries=tuple(canaries),

@@ -130,6 +130,10 @@ def _skip(case: Case, gate: Gate, stopped: GateResult | None, quick: bool) -> Ga
             return not_run(
                 gate, "the compiler makes the same instructions of both, launched alike: there is nothing to time"
             )
+        slow = next((o for o in case.outcomes() if o.slow), None) if quick else None
+        if slow is not None:
+            original, own = (f"{1000 * seconds:.0f} ms" for seconds in slow.seconds)
+            return not_run(gate, f"not timed: a launch takes {own} where the original's takes {original}")
     if quick and gate.id not in QUICK | {"G8", "G9"}:
         return not_run(gate, "left to the full judgement")
     return None

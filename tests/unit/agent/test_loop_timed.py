@@ -257,3 +257,22 @@ def test_the_full_verdict_is_in_the_budget(bench: Bench, monkeypatch: pytest.Mon
 def test_stopped_before_anything_good(bench: Bench) -> None:
     with pytest.raises(Cancelled, match="nothing better"):
         bench.run(Script([made(50, "a")]), cancelled=lambda: True)
+
+
+def test_what_is_far_slower_is_not_timed(bench: Bench) -> None:
+    slow = made(100, "slow", machine="import time\ntime.sleep(0.3)\nb[:] = 2 * a + 1\nreturn 300000.0")
+    outcome = bench.run(Script([slow, made(50, "b")]))
+    assert re.fullmatch(r"not timed: a launch takes \d+ ms where the original's takes \d+ ms", outcome.steps[0].note)
+    assert outcome.steps[0].score is None
+    assert origin(outcome) == "b"
+
+
+def test_the_same_program_captured_again_is_the_same_question(bench: Bench) -> None:
+    """Buffers lie elsewhere in every run."""
+    bench.run(Script([made(50, "b")]))
+    (launch,) = bench.workload.launches
+    buffers = tuple(replace(buffer, address=buffer.address + (1 << 20)) for buffer in launch.buffers)
+    args = (replace(launch.args[0], data=b"\1" * 8), *launch.args[1:])
+    bench.workload = replace(bench.workload, launches=(replace(launch, buffers=buffers, args=args),))
+    bench.run(Script([made(50, "b")]))
+    assert bench.device.jobs == 0
