@@ -88,6 +88,15 @@ def test_kernels_in_macros_and_behind_a_qualifier_macro() -> None:
     assert "j(int n) { CUEMU_KERNEL(n);}" in out
 
 
+def test_noinline_is_no_macro() -> None:
+    """GCC 13's libstdc++ writes it as an attribute in headers that come later."""
+    out = lines_stay(
+        "#define SLOW __noinline__\n__device__ __noinline__ int f();\n__attribute__((__noinline__)) int g();\n"
+    )
+    assert out.count("__attribute__((noinline))") == 2
+    assert "__attribute__((__noinline__)) int g" in out
+
+
 def test_parameters_from_a_macro() -> None:
     assert "CUEMU_KERNEL(x, n);" in lines_stay("#define ARGS float *x, int n\n__global__ void k(ARGS) {}\n")
 

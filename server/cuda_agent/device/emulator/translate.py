@@ -112,6 +112,8 @@ class _Translator:
                 if token.text == "__shared__":
                     i = self._shared(i)
                     continue
+                if token.text == "__noinline__" and (i == 0 or self.tokens[i - 1].text != "("):
+                    self.edits.append((token.start, token.end, "__attribute__((noinline))"))
                 if token.text in _VARIABLE_SPACES and in_namespace[i]:
                     self._variable(i)
             elif token.text == "<<<" and token.kind == "punct":

@@ -1,8 +1,6 @@
 // CUDA's function and variable qualifiers, as far as a CPU has a use for them.
 #pragma once
 
-#include <memory>
-
 // A kernel is called through its address only; noipa keeps GCC from changing its signature or cloning it.
 #define __global__ __attribute__((noipa, used))
 #define __device__
@@ -12,8 +10,7 @@
 #define __shared__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __inline_hint__
-// libstdc++ writes __attribute__((__noinline__)) in this one header: it must be read before the macro exists.
-#define __noinline__ __attribute__((noinline))
+// No macro __noinline__: libstdc++ writes __attribute__((__noinline__)). The translator replaces it in people's text.
 #define __align__(n) __attribute__((aligned(n)))
 #define __builtin_align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
