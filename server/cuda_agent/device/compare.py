@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy
 
+from cuda_agent.device import masks
+
 CHUNK = 1 << 23  # elements
 BIN_ENDS = (0, *(1 << power for power in range(64)))  # largest distance in each bin; the last bin has no end
 
@@ -217,8 +219,8 @@ def _add(
     differs = a.view(bits) != b.view(bits)
     if selected is not None:
         differs &= selected
-    chosen = [] if selected is None else [selected.sum()]
-    count, *compared = xp.stack([differs.sum(), *chosen]).tolist()  # one look at the device's answer
+    chosen = [] if selected is None else [masks.count(xp, selected)]
+    count, *compared = xp.stack([masks.count(xp, differs), *chosen]).tolist()  # one look at the device's answer
     t.compared += compared[0] if compared else int(a.size)
     if count == 0:
         return
@@ -370,10 +372,12 @@ def select(
     if ranges is None and mask is None:
         return None
     width = DTYPES.get(dtype, (1, "u"))[0]
-    chosen = xp.zeros(size, dtype=bool) if ranges is not None else xp.ones(size, dtype=bool)
-    for low, high in ranges or ():
-        chosen[low:high] = True
-    if mask is not None:
-        chosen &= mask
-    per_element = chosen[: size // width * width].reshape(-1, width).any(axis=1)
+    chosen = mask
+    if ranges is not None:
+        chosen = xp.zeros(size, dtype=bool)
+        for low, high in ranges:
+            chosen[low:high] = True
+        if mask is not None:
+            chosen &= mask
+    per_element = masks.elements(xp, chosen, width)
     return ~per_element if invert else per_element

@@ -33,9 +33,11 @@ class CudaBackend:
             raise DeviceMissing(reason)
         if index >= driver.count():
             raise DeviceMissing(f"there is no GPU {index}: the driver sees {driver.count()}")
-        # cupy's CUB reductions read their headers anew in every process before they find their cached kernels: seconds.
+        # Reductions that cupy compiles with CUB read its headers anew in every process: seconds. Those in its wheel do
+        # not.
         os.environ["CUPY_ACCELERATORS"] = ""
         cupy = importlib.import_module("cupy")
+        cupy._core.set_routine_accelerators(["cub"])
         try:
             cupy.cuda.Device(index).use()
             cupy.zeros(1, dtype=cupy.uint8)  # makes the context

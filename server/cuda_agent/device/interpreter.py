@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cuda_agent.device import compare as numeric
+from cuda_agent.device import masks
 from cuda_agent.device.backend import Backend, OutOfMemory, configuration
 from cuda_agent.device.jobs import CANARY, StepFailed
 
@@ -401,43 +402,38 @@ class Interpreter:
 
     def _op_changed(self, step: Mapping[str, Any]) -> Reply:
         run = self.run(step["run"])
-        masks = [placed.data != self.initial(placed) for placed in run.buffers]
-        return self._keep_masks(step, run, masks)
+        return self._keep_masks(step, run, [placed.data != self.initial(placed) for placed in run.buffers])
 
     def _op_unpoisoned(self, step: Mapping[str, Any]) -> Reply:
         """Where a poisoned byte no longer holds its poison. Bytes that were never poisoned are not in the mask."""
         run = self.run(step["run"])
-        masks = []
+        found = []
         for placed in run.buffers:
             poisoned = self.xp.zeros(int(placed.data.size), dtype=bool)
             for start, end, _ in placed.poison:
                 poisoned[start:end] = True
-            masks.append((placed.data != self.initial(placed)) & poisoned)
-        return self._keep_masks(step, run, masks)
+            found.append((placed.data != self.initial(placed)) & poisoned)
+        return self._keep_masks(step, run, found)
 
-    def _keep_masks(self, step: Mapping[str, Any], run: Run, masks: list[Any]) -> Reply:
+    def _keep_masks(self, step: Mapping[str, Any], run: Run, found: list[Any]) -> Reply:
         """`join` ("or", "and") combines with the mask of that name, also one that another run keeps."""
         name = step.get("mask")
         if step.get("join") and name is not None:
             old = next((r.masks[name] for r in self.runs.values() if name in r.masks), None)
-            if old is not None and [m.size for m in old] == [m.size for m in masks]:
-                masks = [m | o if step["join"] == "or" else m & o for m, o in zip(masks, old, strict=True)]
+            if old is not None and [m.size for m in old] == [m.size for m in found]:
+                found = [m | o if step["join"] == "or" else m & o for m, o in zip(found, old, strict=True)]
         if name is not None:
             for other in self.runs.values():
                 other.masks.pop(name, None)
-            run.masks[name] = masks
-        return Reply({"buffers": self._extents(masks)})
+            run.masks[name] = found
+        return Reply({"buffers": self._extents(found)})
 
-    def _extents(self, masks: Sequence[Any]) -> list[dict[str, Any]]:
-        """How many bytes of each mask are true, the first and the last. Fetched together: every look at the device's
-        answer waits for the device."""
-        asked = [number for mask in masks if mask.size for number in (mask.sum(), mask.argmax(), mask[::-1].argmax())]
-        found = iter(self.xp.stack(asked).tolist() if asked else ())
+    def _extents(self, found: Sequence[Any]) -> list[dict[str, Any]]:
+        """How many bytes of each mask are true, the first and the last."""
         extents = []
-        for number, mask in enumerate(masks):
-            count, first, behind = (next(found), next(found), next(found)) if mask.size else (0, 0, 0)
+        for number, (count, first, last) in enumerate(masks.extents(self.xp, found)):
             extent = {"buffer": number, "bytes": count}
-            extents.append({**extent, "first": first, "last": int(mask.size) - 1 - behind} if count else extent)
+            extents.append({**extent, "first": first, "last": last} if count else extent)
         return extents
 
     def _op_hash(self, step: Mapping[str, Any]) -> Reply:

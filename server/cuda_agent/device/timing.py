@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_agent.device import compare as numeric
+from cuda_agent.device import masks
 from cuda_agent.device.backend import Clock, OutOfMemory, Prepared, Sample, configuration
 from cuda_agent.device.jobs import StepFailed
 
@@ -161,9 +162,9 @@ class Timer:
             self.clock.synchronize()
             side.repeatable = True
             for i, pristine in enumerate(side.pristine):
-                if bool((side.sets[1][i] != pristine).any()):
+                if masks.differ(self.backend.xp, side.sets[1][i], pristine):
                     written.add(i)
-                    side.repeatable &= not bool((side.sets[0][i] != side.sets[1][i]).any())
+                    side.repeatable &= not masks.differ(self.backend.xp, side.sets[0][i], side.sets[1][i])
             self._restore(side, [0, 1], everything=True)
         a.written, b.written = sorted(written), sorted(written)
 
