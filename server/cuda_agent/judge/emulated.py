@@ -178,7 +178,8 @@ def _on(made: Case, case: Case, trials: Sequence[Trial], until: float) -> Look:
                 return Look(f"the candidate did not end there on {trial.name}: {error}")
             said = Look(f"the original did not end there on {trial.name}: {error}")
             continue
-        theirs, ours = results[2 : 2 + SEEDS], results[2 + SEEDS :]
+        count = (len(results) - 2) // 2
+        theirs, ours = results[2 : 2 + count], results[2 + count :]
         if bad := next((result for result in (*results[:2], *theirs) if not result["ok"]), None):
             said = Look(f"the original does not run there on {trial.name}: {bad['error']}")
             continue
@@ -187,13 +188,14 @@ def _on(made: Case, case: Case, trials: Sequence[Trial], until: float) -> Look:
 
 
 def _steps(hidden: Hidden, outputs: frozenset[int]) -> list[jobs.Step]:
-    """The original in every order of threads, then the candidate."""
+    """The original in every order of threads, then the candidate; a large launch in one order only."""
     poison = poison_of(hidden, 0, outputs, 0)
     sides = (("o", hidden.original_launch), ("c", hidden.candidate_launch))
+    orders = SEEDS if small.fits(hidden.launches[0], SMALL_BYTES, SMALL_THREADS) else 1
     launches = [
         {**launched(f"{name}{seed}", 0, poison=poison, trace=True), "seed": seed}
         for name, launched in sides
-        for seed in range(SEEDS)
+        for seed in range(orders)
     ]
     return [*hidden.load_steps(), *launches]
 
