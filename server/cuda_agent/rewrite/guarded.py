@@ -55,9 +55,9 @@ class Frame:
             inside = [n for n in self.before if part.holds(syntax.span(n))]
             pieces = [(n, self._for_all(context, n)) for n in inside if _needs_guard(n)]
             spans = [(syntax.span(n), code) for n, code in pieces]
-            spans += [
-                (s, "") for r in self.returns if (s := removed(context, r)).end > part.start and s.start < part.end
-            ]
+            for gone in (removed(context, r) for r in self.returns):
+                if gone.end > part.start and gone.start < part.end:
+                    spans.append((gone, ""))
             code, at = "", part.start
             for span, new in sorted(spans):
                 code += context.slice(Span(at, max(at, span.start))) + new
@@ -67,10 +67,7 @@ class Frame:
             some = code.rstrip().splitlines()
             while some and not some[0].strip():
                 some.pop(0)
-            lines += [
-                indent + (line.removeprefix(old) if line.startswith(old) else line.lstrip()) if line.strip() else ""
-                for line in some
-            ]
+            lines += [shifted(line, old, indent) for line in some]
         return lines
 
     def _for_all(self, context: Context, node: Node) -> str:
@@ -136,10 +133,8 @@ def frame(context: Context, loop: Node) -> Frame:
             before = [s for s in covered if not _returns(s)] + before
             left = returns + left
             if covered or returns:
-                segments.insert(
-                    0,
-                    Span(returns[0].start_byte if returns and not guarded else siblings[0].start_byte, node.start_byte),
-                )
+                first = siblings[0] if guarded or not returns else returns[0]
+                segments.insert(0, Span(first.start_byte, node.start_byte))
             if guarded or returns:
                 if after and siblings[place + 1 :]:
                     raise RuleRefused("statements follow on several levels of guards")
@@ -154,6 +149,13 @@ def frame(context: Context, loop: Node) -> Frame:
     if conditions and any(s.type == "preproc_call" for s in (*before, *after)):
         raise RuleRefused("a pragma stands behind the guard")
     return Frame(tuple(conditions), tuple(before), tuple(after), tuple(left), tuple(segments), start, end)
+
+
+def shifted(line: str, old: str, new: str) -> str:
+    """The line with another indentation."""
+    if not line.strip():
+        return ""
+    return new + (line.removeprefix(old) if line.startswith(old) else line.lstrip())
 
 
 def _needs_guard(node: Node) -> bool:

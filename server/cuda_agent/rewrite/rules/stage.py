@@ -44,7 +44,7 @@ from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.affine import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
-from cuda_agent.rewrite.guarded import Frame, frame
+from cuda_agent.rewrite.guarded import Frame, frame, shifted
 from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
@@ -194,6 +194,8 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
     body = syntax.field(loop.loop, "body")
     if next(walk(body, ("break_statement", "return_statement", "goto_statement")), None):
         raise RuleRefused("the loop may end early")
+    if re.search(r"\bprintf\s*\(", text(body)):
+        raise RuleRefused("the loop prints")
     limit = trips.limit(context, loop)
     if limit is None or limit[0] != "<":
         raise RuleRefused("the loop's bound is not of the form k < n")
@@ -329,15 +331,12 @@ def _loop(context: Context, plan: Plan, indent: str, step: str) -> list[str]:
             deeper = two
         lines.append(f"{deeper}for ({kind} {k} = {first}; {k} < {end}; {update}) {{")
         old = context.indent(syntax.statements(body)[0].start_byte)
-        for statement in _lines(context, body):
-            code = _body(context, plan, statement, f"{k} - {first}")
-            lines += [f"{deeper}{step}{l.removeprefix(old) if n else l}" for n, l in enumerate(code.splitlines())]
+        code = _body(context, plan, body, f"{k} - {first}").strip()
+        if body.type == "compound_statement":
+            code = code[1:-1].strip("\r\n").rstrip()
+        lines += [shifted(line, old, deeper + step) for line in code.splitlines()]
         lines.append(f"{deeper}}}")
     return [*lines, f"{one}__syncthreads();", f"{indent}}}"]
-
-
-def _lines(context: Context, body: Node) -> list[Node]:
-    return list(body.named_children) if body.type == "compound_statement" else [body]
 
 
 def _fills(context: Context, plan: Plan, first: str, limit: str, step: str) -> list[str]:
