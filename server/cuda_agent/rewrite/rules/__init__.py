@@ -11,6 +11,7 @@ from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
+from cuda_agent.rewrite.rules.pad import Pad
 from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
@@ -33,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     Tile(),
     PrivateTable(),
     Stage(),
+    Pad(),
     GridSize(),
     Vectorize(),
     VectorLoop(),
