@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from cuda_agent.rewrite.analysis.polynomial import OPERATIONS, Poly
 from cuda_agent.rewrite.carried import reductions
 from cuda_agent.rewrite.loops import counting
 from cuda_agent.rewrite.rule import Context
+from cuda_agent.rewrite.rules.pad import turns
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.source.tree import LOOPS, masked, walk
@@ -286,3 +288,10 @@ def test_folds(code: str, op: str | None) -> None:
             reductions(context, loop)
     else:
         assert [(r.name, r.op) for r in reductions(context, loop)] == [("s", op)]
+
+
+def test_lanes_wait_for_one_bank() -> None:
+    for stride in range(65):
+        lanes = tuple(stride * k for k in range(32))
+        assert turns(lanes, 4) == (gcd(stride, 32) if stride else 1)
+        assert turns(lanes, 8) == 2 * (gcd(stride, 16) if stride else 1)

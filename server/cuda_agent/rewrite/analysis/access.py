@@ -179,8 +179,12 @@ def _access(scope: names.Names, node: Node, place: Place, kind: Kind) -> Access:
     space: Space = "global"
     if variable is not None and variable.is_array:
         space = "shared" if variable.shared else "local"
-    loops = tuple(affine.induction(scope, l) for l in ancestors(node, LOOPS) if names.iterates(l, node))
-    return Access(node, place.base, kind, space, place.index, place.element, loops)
+    return Access(node, place.base, kind, space, place.index, place.element, loops_around(scope, node))
+
+
+def loops_around(where: HasKernel, node: Node) -> tuple[Induction | None, ...]:
+    """The loops around a node, innermost first; None for one that does not count."""
+    return tuple(affine.induction(where, l) for l in ancestors(node, LOOPS) if names.iterates(l, node))
 
 
 def _passed_on(scope: names.Names) -> Iterator[Node]:

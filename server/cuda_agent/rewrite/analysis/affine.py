@@ -105,6 +105,11 @@ def induction(where: HasKernel, loop: Node) -> Induction | None:
     return _of(names.of(where)).induction(loop)
 
 
+def variable(where: HasKernel, identifier: Node) -> Variable | None:
+    """The parameter or local variable that an identifier of the kernel means."""
+    return names.of(where).resolve(masked(identifier), identifier.start_byte)
+
+
 def depends(where: HasKernel, variable: Variable) -> frozenset[str]:
     """Everything that any value of the variable may depend on: "memory" and "call" stand for loads and calls."""
     return _of(names.of(where)).depends(variable)

@@ -207,6 +207,11 @@ class Names:
         return above.type in ("gnu_asm_output_operand", "asm_statement")
 
 
+def by_value(function: str) -> bool:
+    """A function of CUDA or C++ that computes a value from its arguments and reads nothing else."""
+    return _BY_VALUE.fullmatch(function) is not None and not function.startswith(("__ld", "__st", "atomic", "printf"))
+
+
 @lru_cache(maxsize=512)
 def by_reference(module: Module, function: str) -> bool | Literal["unknown"]:
     """Whether a function may change a variable that is passed to it; "unknown" when it is not in this file."""

@@ -11,12 +11,14 @@ from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
+from cuda_agent.rewrite.rules.pad import Pad
 from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
+from cuda_agent.rewrite.rules.stage import Stage
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -31,6 +33,8 @@ RULES: tuple[Rule, ...] = (
     WarpReduce(),
     Tile(),
     PrivateTable(),
+    Stage(),
+    Pad(),
     GridSize(),
     Vectorize(),
     VectorLoop(),

@@ -37,18 +37,18 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import access, affine, aliasing, names, trips
+from cuda_agent.rewrite import mirror, syntax
+from cuda_agent.rewrite.analysis import access, affine, aliasing, trips
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.affine import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
+from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.style import negated, removed
 from cuda_agent.rewrite.syntax import text
 
 _SHARED = 48 * 1024
-_X, _Y = "threadIdx.x", "threadIdx.y"
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Tile(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         code = text(context.body)
-        if _X not in code or _Y not in code or syntax.COOPERATION.search(code):
+        if X not in code or Y not in code or syntax.COOPERATION.search(code):
             return
         shape = _shape(context)
         moved = _strided(context, shape) if shape is not None and shape.store is not None else None
@@ -159,7 +159,7 @@ def _strided(context: Context, shape: Shape) -> Access | None:
     assert shape.store is not None
     columns, rows = [], []
     for one in accesses.globals:
-        dx, dy = one.stride(_X), one.stride(_Y)
+        dx, dy = one.stride(X), one.stride(Y)
         if dx is None or dy is None:
             return None
         if dx.value == 1:
@@ -208,14 +208,14 @@ class _Writer:
 
     def __init__(self, context: Context, shape: Shape, moved: Access) -> None:
         self.context, self.shape, self.moved = context, shape, moved
-        self.scope = names.of(context)
         conditions = [*shape.returns, *shape.guards]
         used = [moved.node, *conditions]
         if any(affine.of(context, c).names & _stored(context) for c in conditions):
             raise RuleRefused("a guard reads what the kernel stores: it cannot be asked again after the barrier")
-        self.mirrored = self._mirrored(used)
+        loop = {shape.loop.variable} if shape.loop is not None else set()
+        self.mirrored = mirror.variables(context, used, loop)
         if shape.loop is not None:
-            thread = {_X, _Y}
+            thread = {X, Y}
             if any(affine.of(context, c).names & thread for c in conditions):
                 raise RuleRefused("a guard inside a tile that a thread walks in several steps")
             if shape.inside:
@@ -231,18 +231,18 @@ class _Writer:
         step = indent[len(c.indent(c.kernel.body.start)) :] or "    "
         tile = c.unused_here("tile")
         loop = shape.loop
-        row = f"{_Y} + {loop.variable.name}" if loop is not None else _Y
-        written, read = f"{tile}[{row}][{_X}]", f"{tile}[{_X}][{row}]"
+        row = f"{Y} + {loop.variable.name}" if loop is not None else Y
+        written, read = f"{tile}[{row}][{X}]", f"{tile}[{X}][{row}]"
         left, right = syntax.field(shape.store, "left"), syntax.field(shape.store, "right")
         if moved.kind == "store":
             first = f"{written} = {c.slice(syntax.span(right))};"
             second = f"{self._moved_text()} = {read};"
         else:
             first = f"{written} = {self._moved_text()};"
-            value = self._replaced(right, moved.node, read)
+            value = mirror.replaced(c, right, [(moved.node, read)])
             second = f"{c.slice(syntax.span(left))} = {value};"
         mirrored_first = moved.kind == "load"
-        clones = [f"{self._type(v)} {self.renamed[v.symbol]} = {self._value(v)};" for v in self.mirrored]
+        clones = [mirror.declaration(c, v, self.renamed) for v in self.mirrored]
         halves = [
             self._phase(first, indent, step, mirrored_first, clones if mirrored_first else []),
             self._phase(second, indent, step, not mirrored_first, [] if mirrored_first else clones),
@@ -287,26 +287,6 @@ class _Writer:
 
     # ------------------------------------------------------------ mirrored names
 
-    def _mirrored(self, nodes: list[Node]) -> list[Variable]:
-        """The local variables that depend on the thread's place and that the nodes use, in order of declaration."""
-        found: dict[str, Variable] = {}
-        pending = list(nodes)
-        while pending:
-            for n in syntax.of_type(pending.pop(), "identifier"):
-                v = self.scope.resolve(text(n), n.start_byte)
-                if v is None or v.symbol in found or v.param is not None:
-                    continue
-                if self.shape.loop is not None and v is self.shape.loop.variable:
-                    continue
-                on = affine.depends(self.context, v)
-                if not on & {_X, _Y}:
-                    continue
-                if on & {"memory", "call"} or v.pointer or v.escapes or [w.op for w in v.writes] != ["init"]:
-                    raise RuleRefused(f"{v.name} cannot be computed for the mirrored thread")
-                found[v.symbol] = v
-                pending += [w.value for w in v.writes if w.value is not None]
-        return sorted(found.values(), key=lambda v: v.start)
-
     def _dropped(self) -> list[Node]:
         """Declarations that only the moved access uses: they move with it."""
         return list(self.alone.values())
@@ -328,34 +308,10 @@ class _Writer:
     def _clone(self, v: Variable) -> str:
         if v.symbol in self.alone:
             return v.name
-        way = "out" if self.moved.kind == "store" else "in"
-        camel = re.search(r"[a-z][A-Z]", v.name) is not None
-        return self.context.unused_here(v.name + way.capitalize() if camel else f"{v.name}_{way}")
-
-    def _type(self, v: Variable) -> str:
-        declaration = v.writes[0].node.parent
-        assert declaration is not None
-        declarator = declaration.children_by_field_name("declarator")[0]
-        return self.context.slice(Span(declaration.start_byte, declarator.start_byte)).strip()
-
-    def _value(self, v: Variable) -> str:
-        value = v.writes[0].value
-        assert value is not None
-        inner = value.named_children[0] if value.type in ("argument_list", "initializer_list") else value
-        return self._mirror(inner)
+        return mirror.clone(self.context, v, "out" if self.moved.kind == "store" else "in")
 
     def _mirror(self, node: Node) -> str:
-        """The text with x and y of the thread exchanged and the mirrored variables' names."""
-        pieces = []
-        for n in syntax.of_type(node, "field_expression", "identifier"):
-            code = re.sub(r"\s+", "", text(n))
-            if n.type == "field_expression" and code in (_X, _Y):
-                pieces.append((n, _Y if code == _X else _X))
-            elif n.type == "identifier":
-                v = self.scope.resolve(code, n.start_byte)
-                if v is not None and v.symbol in self.renamed:
-                    pieces.append((n, self.renamed[v.symbol]))
-        return _replaced(self.context, node, pieces)
+        return mirror.text_of(self.context, node, self.renamed)
 
     def _moved_text(self) -> str:
         """The moved access in its mirrored place. The rows that a loop walks become columns: i · (one row) is added."""
@@ -365,7 +321,7 @@ class _Writer:
         if node.type != "subscript_expression":
             raise RuleRefused("the strided access is not a subscript")
         index = self.moved.index
-        dx, dy, di = (index.stride(s) for s in (_X, _Y, loop.symbol))
+        dx, dy, di = (index.stride(s) for s in (X, Y, loop.symbol))
         if dx is None or dy is None or di != dy:
             raise RuleRefused("the loop over rows does not continue the threads' rows")
         _, at, _ = next(syntax.subscripts(node))
@@ -389,17 +345,6 @@ class _Writer:
                 return None if left is None or right is None else f"{left} * {right}"
             return left if right is None else right if left is None else f"{left} + {right}"
         raise RuleRefused(f"{name} is not simply added to the index")
-
-    def _replaced(self, node: Node, old: Node, new: str) -> str:
-        return _replaced(self.context, node, [(old, new)])
-
-
-def _replaced(context: Context, node: Node, pieces: list[tuple[Node, str]]) -> str:
-    code, at = "", node.start_byte
-    for n, new in sorted(pieces, key=lambda p: p[0].start_byte):
-        code += context.slice(Span(at, n.start_byte)) + new
-        at = n.end_byte
-    return code + context.slice(Span(at, node.end_byte))
 
 
 def _spelled(poly: Poly) -> str:
