@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.judge.vocabulary import CALLS
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.names import HasKernel, by_reference
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import arguments, callee
@@ -31,11 +32,14 @@ def definitions(module: Module) -> dict[str, list[Node]]:
     return found
 
 
-def unknown(module: Module, node: Node) -> Iterator[tuple[str, Node]]:
-    """Calls under `node` of functions whose effect is not known: neither CUDA's own nor of this file."""
+def unknown(where: HasKernel, node: Node) -> Iterator[tuple[str, Node]]:
+    """Calls under `node` of functions whose effect is not known: neither CUDA's own nor of this file, nor a type."""
+    types = {w for p in where.kernel.template_params for w in re.findall(r"\w+", p.partition("=")[0])[-1:]}
     for call in syntax.of_type(node, "call_expression"):
         name = callee(call)
-        if name is not None and name not in CALLS and name not in definitions(module):
+        if name is None or name in CALLS or name in types or name in definitions(where.module):
+            continue
+        if by_reference(where.module, name) is not False:
             yield name, call
 
 

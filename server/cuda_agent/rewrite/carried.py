@@ -82,7 +82,7 @@ def reductions(context: Context, loop: Loop) -> list[Reduction]:
 def _check_calls(context: Context, loop: Loop, local: set[str]) -> None:
     """A call may change a variable that it is given."""
     variables = {w.name for w in syntax.writes(context.body)} - local
-    for name, call in unknown(context.module, loop.body):
+    for name, call in unknown(context, loop.body):
         for argument in arguments(call):
             if text(argument).lstrip("&") in variables and (text(argument).startswith("&") or _scalar(argument)):
                 raise RuleRefused(f"{name} may change {text(argument).lstrip('&')}")

@@ -27,6 +27,11 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
         )
     if context.module.other_uses(context.kernel):
         raise RuleRefused(f"{context.kernel.name} is also launched through its address: not every launch can be edited")
+    others = [k for k in context.module.kernels if k.name == context.kernel.name and k.span != context.kernel.span]
+    if any(k.qualified_name.startswith(f"{context.kernel.qualified_name}<") for k in others):
+        raise RuleRefused(
+            f"the launch of {context.kernel.name} may also start its specialisation, which stays as it is"
+        )
     return context.sites
 
 

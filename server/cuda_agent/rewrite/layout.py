@@ -6,8 +6,10 @@ import re
 
 from tree_sitter import Node
 
+from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.names import of as names_of
 from cuda_agent.rewrite.calls import STORES, effect, unknown
 from cuda_agent.rewrite.carried import local_array
 from cuda_agent.rewrite.rule import Context
@@ -100,6 +102,22 @@ def stores(context: Context, node: Node) -> bool:
     )
 
 
+def side_effects(context: Context, node: Node) -> list[Node]:
+    """Stores, and calls that store, beyond the thread's own memory. RuleRefused where a call may do so through an
+    argument that is not followed; a call that is given arrays and variables of the thread alone is its own affair."""
+    found = [target for _, target in stored(context, node)]
+    foreign = {v.name for v in names_of(context).variables if v.pointer or v.shared}
+    for call in syntax.of_type(node, "call_expression"):
+        said, name = effect(context.module, call), callee(call) or ""
+        if said is None:
+            continue
+        if name.startswith("atomic") or name in STORES or syntax.COOPERATION.search(name):
+            found.append(call)
+        elif syntax.identifiers(call) & foreign:
+            raise RuleRefused(said)
+    return found
+
+
 def stored(context: Context, node: Node) -> list[tuple[str, Node]]:
     """(root name, target) of every store to memory beyond the thread's own."""
     found = []
@@ -132,7 +150,7 @@ def pure(context: Context, statement: Node) -> bool:
             return False
         if node.type == "call_expression" and (effect(context.module, node) or _reads(node)):
             return False
-    return next(unknown(context.module, statement), None) is None
+    return next(unknown(context, statement), None) is None
 
 
 def _addressed(node: Node) -> bool:
@@ -147,7 +165,7 @@ def _reads(call: Node) -> bool:
 
 def trusted(context: Context, node: Node) -> tuple[Assumption, ...]:
     """One assumption for each function whose effect is not known."""
-    names = dict.fromkeys(name for name, _ in unknown(context.module, node))
+    names = dict.fromkeys(name for name, _ in unknown(context, node))
     return tuple(Assumption(f"{name} only computes: it stores nothing", "assumed") for name in names)
 
 

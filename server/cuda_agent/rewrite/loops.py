@@ -16,7 +16,11 @@ from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source import declared
 from cuda_agent.source.tree import strip_parens
 
-_NARROW = re.compile(r"(?:const\s+)?(?:unsigned|signed|int|unsigned int|uint|short|char|u?int(?:8|16|32)_t)")
+# Types in which `start + blockIdx.y`, an unsigned int, is right for any start: 32 bits wrap around to it, and a
+# variable that is unsigned starts from no negative value.
+_NARROW = re.compile(
+    r"unsigned|signed|int|uint|short|char|u?int(?:8|16|32)_t|uint64_t|size_t|unsigned (?:int|long|long long)"
+)
 _SIGNED = re.compile(r"int|long|long long|short|long int|int(?:16|32|64)_t|ptrdiff_t|ssize_t")
 _TIGHT = frozenset(("+", "-", "*", "/", "%"))
 

@@ -11,7 +11,6 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.accesses import Access, accesses
-from cuda_agent.rewrite.calls import effect
 from cuda_agent.rewrite.carried import Reduction, starts_neutral
 from cuda_agent.rewrite.loops import Loop, spread, type_of
 from cuda_agent.rewrite.rule import Context
@@ -179,8 +178,7 @@ class Rows:
         """Stores outside the loops are the row's own: one lane makes them."""
         context, edits, done = self.context, [], set()
         inside = [syntax.span(l.node) for l in self.loops]
-        effects = [n for _, n in layout.stored(context, context.body)]
-        effects += [n for n in syntax.of_type(context.body, "call_expression") if effect(context.module, n)]
+        effects = layout.side_effects(context, context.body)
         touched = accesses(context, context.body)
         for node in effects:
             if any(s.holds(syntax.span(node)) for s in inside):

@@ -16,6 +16,7 @@ from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
+from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     RowPerWarp(),
     Coalesce(),
     SplitReduction(),
+    SplitIndependent(),
     WarpReduce(),
     Tile(),
     PrivateTable(),
