@@ -11,8 +11,8 @@ from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
-from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.private_table import PrivateTable
+from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
+from cuda_agent.judge import launch_text
 from cuda_agent.model import Assumption, Edit, LaunchMap
 from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.accesses import independent
@@ -240,9 +241,15 @@ def _reductions(context: Context, loop: Loop) -> list[Reduction]:
 # ---------------------------------------------------------------- launches
 
 
+def _whole_warps(context: Context) -> bool:
+    """Whether every launch's text has blocks of whole warps, whatever the sizes."""
+    texts = [(launches.block_axes(context, one.block, one.span.start)[0], one.span.start) for one in context.sites]
+    known = [launch_text.constant(context.module, code, at) for code, at in texts]
+    return all(n is not None and n % WARP == 0 for n in known) and all(s.block[0] % WARP == 0 for s in context.shapes)
+
+
 def _launch(context: Context, group: Group) -> tuple[LaunchMap, list[Edit]]:
-    whole = all(s.block[0] % WARP == 0 for s in context.shapes)
-    if not group.block and whole:
+    if not group.block and _whole_warps(context):
         changed = launches.change(context, ((lambda x: launches.times(x, group.lanes)), launches.same, launches.same))
         return LaunchMap(grid=(f"gx * {group.lanes}", "gy", "gz")), list(changed)
     size = group.lanes if group.block else _NEW_BLOCK
