@@ -160,7 +160,12 @@ def _names(declaration: Node) -> set[str]:
 
 
 def type_of(context: Context, name: str) -> str | None:
-    """The declared type of a plain local variable or parameter, without const; None when it is none or not known."""
+    """The declared type of a plain local variable or parameter, without const, or of a member of a vector: float for
+    `v.x` of a float3; None when it is none or not known."""
+    if "." in name:
+        match = re.fullmatch(r"(u?)(char|short|int|long|longlong|float|double)[1-4]", type_of(context, name[:-2]) or "")
+        words = {"long": "long", "longlong": "long long"}
+        return ("unsigned " if match[1] else "") + words.get(match[2], match[2]) if match is not None else None
     node = declaration_of(context, name)
     if node is None:
         found = next((p for p in context.kernel.params if p.name == name), None)

@@ -245,7 +245,8 @@ class _Writer:
         self.extent = "".join(f"[{n}]" for n in (parts, *reversed(block)))
         self.column = "".join(f"[threadIdx.{a}]" for a in reversed("xy"[: len(block)]))
         self.arrays = {
-            r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name}") for r in found
+            r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name.replace('.', '_')}")
+            for r in found
         }
         self.eol, self.step = context.eol, layout.step(context)
         self.indent = context.indent(plan.loop.node.start_byte)
@@ -314,27 +315,31 @@ class _Writer:
         edits: list[Edit] = []
         hoisted: list[str] = []
         moved: list[str] = []
-        needed = set().union(*(syntax.identifiers(s) for s in plan.after)) | {r.name for r in self.found}
+        needed = set().union(*(syntax.identifiers(s) for s in plan.after)) | {r.variable for r in self.found}
         whole: set[int] = set()
         for statement in reversed(before):
             if layout.names(statement) & needed and layout.pure(context, statement):
                 whole.add(statement.start_byte)
                 needed |= syntax.identifiers(statement)
-        kept: set[str] = set()  # what the first part sets
+        first: set[str] = set()  # what the first part alone has
+        split: set[str] = set()  # declared before, set in the first part
+        second: set[str] = set()
         for at, statement in enumerate(before):
-            span, names = syntax.span(statement), layout.names(statement)
+            span, names, uses = syntax.span(statement), layout.names(statement), syntax.identifiers(statement)
             if not names & needed:
-                kept |= {w.name for w in syntax.writes(statement) if w.name} | names
-            elif statement.start_byte in whole and not syntax.identifiers(statement) & kept:
+                first |= {w.name for w in syntax.writes(statement) if w.name} | names
+            elif statement.start_byte in whole and not uses & (first | split | second):
                 hoisted.append(context.slice(span))
                 edits.append(Edit(layout.line_of(context, span), ""))
-            elif not self._needed_before(statement, before[at + 1 :]) and not syntax.identifiers(statement) & kept:
+            elif not self._needed_before(statement, before[at + 1 :]) and not uses & first:
+                second |= names
                 moved.append(context.slice(span))
                 edits.append(Edit(layout.line_of(context, span), ""))
             else:
                 kind, variables = layout.initialised(statement)
                 if not variables or kind == "auto" or "const" in text(statement).partition("=")[0]:
                     raise RuleRefused(f"`{text(statement)}` is needed on both sides of the barrier")
+                split |= names
                 hoisted.append(f"{kind} {', '.join(n for n, _ in variables)};")
                 values = [f"{n} = {context.slice(syntax.span(v))}" for n, v in variables]
                 edits.append(Edit(span, f"{', '.join(values)};"))
@@ -344,7 +349,7 @@ class _Writer:
         """Whether the loop, or what stays before it, uses what the statement sets, or changes what it reads."""
         written = {w.name for w in syntax.writes(statement) if w.name} | layout.names(statement)
         uses = set().union(syntax.identifiers(self.plan.loop.node), *(syntax.identifiers(s) for s in rest))
-        changed = {w.name for s in rest for w in syntax.writes(s)} | {r.name for r in self.found}
+        changed = {w.name for s in rest for w in syntax.writes(s)} | {r.variable for r in self.found}
         return bool(written & uses or syntax.identifiers(statement) & changed)
 
     # ------------------------------------------------------------ `if (out of range) return;`
