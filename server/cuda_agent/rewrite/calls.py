@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.judge.vocabulary import CALLS
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.analysis.names import HasKernel, by_reference
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.symbols import Module
@@ -43,8 +44,23 @@ def unknown(where: HasKernel, node: Node) -> Iterator[tuple[str, Node]]:
             yield name, call
 
 
-def effect(module: Module, call: Node, depth: int = 0) -> str | None:
-    """What a call does beside giving a value, in words; None when nothing, as far as this file tells."""
+def effect(where: HasKernel, call: Node) -> str | None:
+    """What a call in the kernel does beside giving a value, in words; None when nothing, as far as this file tells. A
+    function of another file may store through any pointer that is not to const."""
+    if (said := _effect(where.module, call, 0)) is not None:
+        return said
+    name = callee(call) or ""
+    if any(call.id == other.id for _, other in unknown(where, call)):
+        open_ = {v.name for v in names.of(where).variables if (v.pointer or v.is_array) and "const" not in v.type}
+        for argument in arguments(call):
+            code = text(argument)
+            terms = {text(n) for _, n in syntax.additive_terms(argument)}
+            if code.startswith("&") or terms & open_:
+                return f"{name} may store to {code.lstrip('&')}"
+    return None
+
+
+def _effect(module: Module, call: Node, depth: int) -> str | None:
     name = callee(call) or ""
     if name.startswith("atomic"):
         return f"{name} updates memory"
@@ -70,6 +86,6 @@ def effect(module: Module, call: Node, depth: int = 0) -> str | None:
         if syntax.memory_writes(body):
             return f"{name} stores"
         for inner in syntax.of_type(body, "call_expression"):
-            if said := effect(module, inner, depth + 1):
+            if said := _effect(module, inner, depth + 1):
                 return f"{name}: {said}"
     return None

@@ -95,8 +95,8 @@ def _check_calls(context: Context, loop: Loop, local: set[str]) -> None:
             if text(argument).lstrip("&") in variables and (text(argument).startswith("&") or _scalar(argument)):
                 raise RuleRefused(f"{name} may change {text(argument).lstrip('&')}")
     for call in syntax.of_type(loop.body, "call_expression"):
-        said = effect(context.module, call)
-        if said is not None and "arguments" in said:
+        said = effect(context, call)
+        if said is not None and ("arguments" in said or " may " in said):
             raise RuleRefused(said)
 
 

@@ -66,6 +66,12 @@ def block_axes(context: Context, expression: str, at: int) -> tuple[str, str, st
     return axes(context, expression, at)
 
 
+def width(context: Context, site: LaunchSite) -> str:
+    """The text of a block's x extent: what it was declared with, or `block.x` where that says nothing."""
+    declared_x = block_axes(context, site.block, site.span.start)[0]
+    return axes(context, site.block, site.span.start)[0] if "dim3" in declared_x else declared_x
+
+
 def _padded(parts: list[Node]) -> tuple[str, str, str]:
     x, y, z = ([text(part) for part in parts] + ["1", "1", "1"])[:3]
     return x, y, z

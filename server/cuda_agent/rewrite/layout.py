@@ -98,7 +98,7 @@ def breaks(body: Node) -> bool:
 def stores(context: Context, node: Node) -> bool:
     """Whether memory beyond the thread's own may change: a store, an atomic, a call that stores."""
     return bool(stored(context, node)) or any(
-        effect(context.module, call) is not None for call in syntax.of_type(node, "call_expression")
+        effect(context, call) is not None for call in syntax.of_type(node, "call_expression")
     )
 
 
@@ -108,7 +108,7 @@ def side_effects(context: Context, node: Node) -> list[Node]:
     found = [target for _, target in stored(context, node)]
     foreign = {v.name for v in names_of(context).variables if v.pointer or v.shared}
     for call in syntax.of_type(node, "call_expression"):
-        said, name = effect(context.module, call), callee(call) or ""
+        said, name = effect(context, call), callee(call) or ""
         if said is None:
             continue
         if name.startswith("atomic") or name in STORES or syntax.COOPERATION.search(name):
@@ -148,7 +148,7 @@ def pure(context: Context, statement: Node) -> bool:
                 return False
         if node.type == "pointer_expression" and text(node).startswith("*"):
             return False
-        if node.type == "call_expression" and (effect(context.module, node) or _reads(node)):
+        if node.type == "call_expression" and (effect(context, node) or _reads(node)):
             return False
     return next(unknown(context, statement), None) is None
 

@@ -141,7 +141,7 @@ def _check(context: Context, loop: Loop) -> None:
     if found := reductions(context, loop):
         raise RuleRefused(f"{found[0].name} is carried from one iteration to the next")
     for call in syntax.of_type(loop.body, "call_expression"):
-        said, above = effect(context.module, call), call.parent
+        said, above = effect(context, call), call.parent
         alone = above is not None and above.type == "expression_statement"
         if said is not None and not (alone and (callee(call) or "").startswith(("atomic", "__st"))):
             raise RuleRefused(f"in the loop {said}")

@@ -223,7 +223,7 @@ def _launch_edits(context: Context, block: tuple[int, int, int]) -> list[Edit]:
     edits: list[Edit] = []
     for one in launches.sites_of(context):
         gx, gy, gz = launches.axes(context, one.grid, one.span.start)
-        bx, _, _ = launches.block_axes(context, one.block, one.span.start)
+        bx = launches.width(context, one)
         new = launches.dims((str(block[0]), str(block[1]), str(block[2])))
         grid = launches.dims((launches.regrid(context, one, gx, bx, block[0]), gy, gz))
         edits += with_launch(one, grid if _other_width(context, block[0]) else None, new)
