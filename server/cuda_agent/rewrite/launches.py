@@ -66,6 +66,13 @@ def block_axes(context: Context, expression: str, at: int) -> tuple[str, str, st
     return axes(context, expression, at)
 
 
+def check_bound(context: Context, threads: int) -> None:
+    """RuleRefused where `__launch_bounds__` may forbid blocks of so many threads."""
+    bound = context.kernel.launch_bounds
+    if bound and not (bound[0].isdigit() and int(bound[0]) >= threads):
+        raise RuleRefused(f"__launch_bounds__({bound[0]}) may forbid blocks of {threads} threads")
+
+
 def width(context: Context, site: LaunchSite) -> str:
     """The text of a block's x extent: what it was declared with, or `block.x` where that says nothing."""
     declared_x = block_axes(context, site.block, site.span.start)[0]

@@ -197,13 +197,6 @@ def unused(context: Context, name: str) -> str:
     return next(n for n in free if not re.search(rf"#\s*define\s+{n}\b", code))
 
 
-def step(context: Context) -> str:
-    """One indentation step of the file."""
-    inner = statements(context.body)
-    body = context.indent(inner[0].start_byte) if inner else ""
-    return body[len(context.indent(context.kernel.body.start)) :] or "    "
-
-
 def line_of(context: Context, span: Span) -> Span:
     """The span with its line's indentation and end, where nothing else stands on its lines; a comment at the end goes
     with it."""
@@ -222,19 +215,6 @@ def start_with_pragma(context: Context, node: Node) -> int:
     while above is not None and above.type.startswith("preproc") and "pragma" in text(above):
         node, above = above, above.prev_named_sibling
     return node.start_byte
-
-
-def before_comments(context: Context, at: int) -> int:
-    """The start of the line at an offset, or of the comments right above it."""
-    data = context.module.document.data
-    start = data.rfind(b"\n", 0, at) + 1
-    while start > 0:
-        above = data.rfind(b"\n", 0, start - 1) + 1
-        line = data[above : start - 1].strip()
-        if not line.startswith((b"//", b"/*", b"*")) and not line.endswith(b"*/"):
-            break
-        start = above
-    return start
 
 
 def same_line_brace(context: Context, statement: Node) -> bool:

@@ -253,9 +253,7 @@ def _launch(context: Context, group: Group) -> tuple[LaunchMap, list[Edit]]:
         changed = launches.change(context, ((lambda x: launches.times(x, group.lanes)), launches.same, launches.same))
         return LaunchMap(grid=(f"gx * {group.lanes}", "gy", "gz")), list(changed)
     size = group.lanes if group.block else _NEW_BLOCK
-    bound = context.kernel.launch_bounds
-    if bound and not (bound[0].isdigit() and int(bound[0]) >= size):
-        raise RuleRefused(f"__launch_bounds__({bound[0]}) may forbid blocks of {size} threads")
+    launches.check_bound(context, size)
     rows = 1 if group.block else size // group.lanes
     edits: list[Edit] = []
     for one in launches.sites_of(context):

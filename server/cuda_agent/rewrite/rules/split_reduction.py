@@ -43,7 +43,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, layout, syntax
+from cuda_agent.rewrite import helpers, launches, layout, syntax
 from cuda_agent.rewrite.carried import Reduction, dead_after, reductions, starts_neutral
 from cuda_agent.rewrite.loops import Loop, counting, integral, spread, trips, type_of
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
@@ -109,6 +109,7 @@ class SplitReduction(Rule):
         size = sum(8 * parts * block[0] * block[1] for _ in found)
         if size > _SHARED or parts * block[0] * block[1] > 1024:
             raise RuleRefused("the parts do not fit a block")
+        launches.check_bound(context, parts * block[0] * block[1])
         writer = _Writer(context, plan, found, axis, parts, block[: 1 if axis == "y" else 2])
         new = (block[0], parts, 1) if axis == "y" else (block[0], block[1], parts)
         edits = [*writer.edits(), *_launch_edits(context, new)]
@@ -248,7 +249,7 @@ class _Writer:
             r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name.replace('.', '_')}")
             for r in found
         }
-        self.eol, self.step = context.eol, layout.step(context)
+        self.eol, self.step = context.eol, helpers.step(context)
         self.indent = context.indent(plan.loop.node.start_byte)
 
     def edits(self) -> list[Edit]:
