@@ -52,8 +52,8 @@ def accesses(context: Context, node: Node, variable: str = "") -> list[Access]:
 
 
 def _places(context: Context, node: Node) -> Iterator[Node]:
-    """Subscripts, dereferences and members of what a pointer points to; the pointers that loads and stores of the
-    vocabulary are given."""
+    """Subscripts, dereferences and members of what a pointer points to; pointers that functions are given."""
+    pointers = {v.name for v in names.of(context).variables if v.pointer}
     for n in syntax.walk(node):
         if n.type == "subscript_expression":
             above = n.parent
@@ -69,6 +69,13 @@ def _places(context: Context, node: Node) -> Iterator[Node]:
             yield n
         elif n.type == "call_expression" and (callee(n) in _LOADS or callee(n) in STORES) and arguments(n):
             yield arguments(n)[0]
+        elif n.type == "call_expression":
+            yield from (a for a in arguments(n) if _pointer(a, pointers))
+
+
+def _pointer(argument: Node, pointers: set[str]) -> bool:
+    """`p`, `p + i`: a pointer that a function may read through. (`&p[i]` is a subscript.)"""
+    return any(n.type == "identifier" and text(n) in pointers for _, n in syntax.additive_terms(argument))
 
 
 def _first(place: Node) -> Node | None:

@@ -10,6 +10,8 @@ from tree_sitter import Node
 
 from cuda_agent.judge.vocabulary import CALLS
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import names
+from cuda_agent.rewrite.analysis.names import HasKernel, by_reference
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import arguments, callee
@@ -31,16 +33,34 @@ def definitions(module: Module) -> dict[str, list[Node]]:
     return found
 
 
-def unknown(module: Module, node: Node) -> Iterator[tuple[str, Node]]:
-    """Calls under `node` of functions whose effect is not known: neither CUDA's own nor of this file."""
+def unknown(where: HasKernel, node: Node) -> Iterator[tuple[str, Node]]:
+    """Calls under `node` of functions whose effect is not known: neither CUDA's own nor of this file, nor a type."""
+    types = {w for p in where.kernel.template_params for w in re.findall(r"\w+", p.partition("=")[0])[-1:]}
     for call in syntax.of_type(node, "call_expression"):
         name = callee(call)
-        if name is not None and name not in CALLS and name not in definitions(module):
+        if name is None or name in CALLS or name in types or name in definitions(where.module):
+            continue
+        if by_reference(where.module, name) is not False:
             yield name, call
 
 
-def effect(module: Module, call: Node, depth: int = 0) -> str | None:
-    """What a call does beside giving a value, in words; None when nothing, as far as this file tells."""
+def effect(where: HasKernel, call: Node) -> str | None:
+    """What a call in the kernel does beside giving a value, in words; None when nothing, as far as this file tells. A
+    function of another file may store through any pointer that is not to const."""
+    if (said := _effect(where.module, call, 0)) is not None:
+        return said
+    name = callee(call) or ""
+    if any(call.id == other.id for _, other in unknown(where, call)):
+        open_ = {v.name for v in names.of(where).variables if (v.pointer or v.is_array) and "const" not in v.type}
+        for argument in arguments(call):
+            code = text(argument)
+            terms = {text(n) for _, n in syntax.additive_terms(argument)}
+            if code.startswith("&") or terms & open_:
+                return f"{name} may store to {code.lstrip('&')}"
+    return None
+
+
+def _effect(module: Module, call: Node, depth: int) -> str | None:
     name = callee(call) or ""
     if name.startswith("atomic"):
         return f"{name} updates memory"
@@ -66,6 +86,6 @@ def effect(module: Module, call: Node, depth: int = 0) -> str | None:
         if syntax.memory_writes(body):
             return f"{name} stores"
         for inner in syntax.of_type(body, "call_expression"):
-            if said := effect(module, inner, depth + 1):
+            if said := _effect(module, inner, depth + 1):
                 return f"{name}: {said}"
     return None

@@ -12,8 +12,9 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.analysis.reduction import folds as folds_of
+from cuda_agent.rewrite.analysis.reduction import variable_of
 from cuda_agent.rewrite.calls import effect, unknown
-from cuda_agent.rewrite.loops import Loop
+from cuda_agent.rewrite.loops import Loop, type_of
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import arguments, base
@@ -29,6 +30,11 @@ class Reduction:
     name: str
     op: str
     loop: Loop
+
+    @property
+    def variable(self) -> str:
+        """What is declared: `v` for the member `v.x`."""
+        return self.name.partition(".")[0]
 
     @property
     def rounded(self) -> bool:
@@ -61,15 +67,17 @@ def reductions(context: Context, loop: Loop) -> list[Reduction]:
         if name is None or write.op == "init" or name in local or _is_store(context, write):
             continue
         if write.target.type != "identifier":
-            raise RuleRefused(f"{text(write.target)} is carried from one iteration to the next")
+            name = variable_of(write.target) or ""
+            if type_of(context, name) is None:
+                raise RuleRefused(f"{text(write.target)} is carried from one iteration to the next")
         op = next((f.op for f in folds if f.name == name and syntax.span(f.node).holds(syntax.span(write.node))), None)
-        if op is None and own(context, loop, name):
+        if op is None and name == text(write.target) and own(context, loop, name):
             continue
         if op is None or found.get(name, op) != op:
             raise RuleRefused(f"{name} is carried from one iteration to the next")
         found[name] = op
-    for name in found:
-        inside = [syntax.span(f.node) for f in folds if f.name == name]
+    for name in dict.fromkeys(n.partition(".")[0] for n in found):
+        inside = [syntax.span(f.node) for f in folds if f.name.partition(".")[0] == name]
         uses = [syntax.span(n) for n in syntax.of_type(loop.body, "identifier") if text(n) == name]
         if any(not any(fold.holds(use) for fold in inside) for use in uses):
             raise RuleRefused(f"{name} is read inside the loop that accumulates it")
@@ -82,13 +90,13 @@ def reductions(context: Context, loop: Loop) -> list[Reduction]:
 def _check_calls(context: Context, loop: Loop, local: set[str]) -> None:
     """A call may change a variable that it is given."""
     variables = {w.name for w in syntax.writes(context.body)} - local
-    for name, call in unknown(context.module, loop.body):
+    for name, call in unknown(context, loop.body):
         for argument in arguments(call):
             if text(argument).lstrip("&") in variables and (text(argument).startswith("&") or _scalar(argument)):
                 raise RuleRefused(f"{name} may change {text(argument).lstrip('&')}")
     for call in syntax.of_type(loop.body, "call_expression"):
-        said = effect(context.module, call)
-        if said is not None and "arguments" in said:
+        said = effect(context, call)
+        if said is not None and ("arguments" in said or " may " in said):
             raise RuleRefused(said)
 
 
@@ -154,11 +162,8 @@ def _always(node: Node, block: Node) -> bool:
 
 def starts_neutral(context: Context, reduction: Reduction) -> bool:
     """Whether the variable holds the fold's neutral value when the loop starts, as the text says."""
-    before = [
-        w
-        for w in syntax.writes(context.body)
-        if w.name == reduction.name and w.node.start_byte < reduction.loop.node.start_byte
-    ]
+    start = reduction.loop.node.start_byte
+    before = [w for w in syntax.writes(context.body) if w.node.start_byte < start and _sets(w, reduction)]
     if not before or before[-1].op not in ("init", "=") or before[-1].value is None or reduction.neutral is None:
         return False
     last = before[-1]
@@ -168,7 +173,15 @@ def starts_neutral(context: Context, reduction: Reduction) -> bool:
     zero, one = r"-?0(?:\.0*)?[fFuUlL]*", r"1(?:\.0*)?[fFuUlL]*"
     literal = {"0": rf"{zero}|false", "1": one}.get(reduction.neutral, reduction.neutral)
     form = rf"(?:{literal})|[\w:<>]+\((?:{literal})\)|\([\w:]+\)(?:{literal})"
-    return re.fullmatch(form, squeeze(text(last.value))) is not None
+    code = squeeze(text(last.value))
+    if variable_of(last.target) != reduction.name:  # all members at once
+        match = re.fullmatch(r"(?:make_\w+|\w+\d)?[({](.*)[)}]", code)
+        return match is not None and all(re.fullmatch(form, one) for one in match[1].split(","))
+    return re.fullmatch(form, code) is not None
+
+
+def _sets(write: syntax.Write, reduction: Reduction) -> bool:
+    return variable_of(write.target) in (reduction.name, reduction.variable)
 
 
 def _dominates(node: Node, later: Node) -> bool:

@@ -27,6 +27,11 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
         )
     if context.module.other_uses(context.kernel):
         raise RuleRefused(f"{context.kernel.name} is also launched through its address: not every launch can be edited")
+    others = [k for k in context.module.kernels if k.name == context.kernel.name and k.span != context.kernel.span]
+    if any(k.qualified_name.startswith(f"{context.kernel.qualified_name}<") for k in others):
+        raise RuleRefused(
+            f"the launch of {context.kernel.name} may also start its specialisation, which stays as it is"
+        )
     return context.sites
 
 
@@ -59,6 +64,19 @@ def block_axes(context: Context, expression: str, at: int) -> tuple[str, str, st
     if found is not None and found.kind == "dim3" and found.value is not None:
         return axes(context, text(found.value), at)
     return axes(context, expression, at)
+
+
+def check_bound(context: Context, threads: int) -> None:
+    """RuleRefused where `__launch_bounds__` may forbid blocks of so many threads."""
+    bound = context.kernel.launch_bounds
+    if bound and not (bound[0].isdigit() and int(bound[0]) >= threads):
+        raise RuleRefused(f"__launch_bounds__({bound[0]}) may forbid blocks of {threads} threads")
+
+
+def width(context: Context, site: LaunchSite) -> str:
+    """The text of a block's x extent: what it was declared with, or `block.x` where that says nothing."""
+    declared_x = block_axes(context, site.block, site.span.start)[0]
+    return axes(context, site.block, site.span.start)[0] if "dim3" in declared_x else declared_x
 
 
 def _padded(parts: list[Node]) -> tuple[str, str, str]:

@@ -6,8 +6,10 @@ import re
 
 from tree_sitter import Node
 
+from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.names import of as names_of
 from cuda_agent.rewrite.calls import STORES, effect, unknown
 from cuda_agent.rewrite.carried import local_array
 from cuda_agent.rewrite.rule import Context
@@ -96,8 +98,24 @@ def breaks(body: Node) -> bool:
 def stores(context: Context, node: Node) -> bool:
     """Whether memory beyond the thread's own may change: a store, an atomic, a call that stores."""
     return bool(stored(context, node)) or any(
-        effect(context.module, call) is not None for call in syntax.of_type(node, "call_expression")
+        effect(context, call) is not None for call in syntax.of_type(node, "call_expression")
     )
+
+
+def side_effects(context: Context, node: Node) -> list[Node]:
+    """Stores, and calls that store, beyond the thread's own memory. RuleRefused where a call may do so through an
+    argument that is not followed; a call that is given arrays and variables of the thread alone is its own affair."""
+    found = [target for _, target in stored(context, node)]
+    foreign = {v.name for v in names_of(context).variables if v.pointer or v.shared}
+    for call in syntax.of_type(node, "call_expression"):
+        said, name = effect(context, call), callee(call) or ""
+        if said is None:
+            continue
+        if name.startswith("atomic") or name in STORES or syntax.COOPERATION.search(name):
+            found.append(call)
+        elif syntax.identifiers(call) & foreign:
+            raise RuleRefused(said)
+    return found
 
 
 def stored(context: Context, node: Node) -> list[tuple[str, Node]]:
@@ -130,9 +148,9 @@ def pure(context: Context, statement: Node) -> bool:
                 return False
         if node.type == "pointer_expression" and text(node).startswith("*"):
             return False
-        if node.type == "call_expression" and (effect(context.module, node) or _reads(node)):
+        if node.type == "call_expression" and (effect(context, node) or _reads(node)):
             return False
-    return next(unknown(context.module, statement), None) is None
+    return next(unknown(context, statement), None) is None
 
 
 def _addressed(node: Node) -> bool:
@@ -147,7 +165,7 @@ def _reads(call: Node) -> bool:
 
 def trusted(context: Context, node: Node) -> tuple[Assumption, ...]:
     """One assumption for each function whose effect is not known."""
-    names = dict.fromkeys(name for name, _ in unknown(context.module, node))
+    names = dict.fromkeys(name for name, _ in unknown(context, node))
     return tuple(Assumption(f"{name} only computes: it stores nothing", "assumed") for name in names)
 
 
@@ -179,13 +197,6 @@ def unused(context: Context, name: str) -> str:
     return next(n for n in free if not re.search(rf"#\s*define\s+{n}\b", code))
 
 
-def step(context: Context) -> str:
-    """One indentation step of the file."""
-    inner = statements(context.body)
-    body = context.indent(inner[0].start_byte) if inner else ""
-    return body[len(context.indent(context.kernel.body.start)) :] or "    "
-
-
 def line_of(context: Context, span: Span) -> Span:
     """The span with its line's indentation and end, where nothing else stands on its lines; a comment at the end goes
     with it."""
@@ -204,19 +215,6 @@ def start_with_pragma(context: Context, node: Node) -> int:
     while above is not None and above.type.startswith("preproc") and "pragma" in text(above):
         node, above = above, above.prev_named_sibling
     return node.start_byte
-
-
-def before_comments(context: Context, at: int) -> int:
-    """The start of the line at an offset, or of the comments right above it."""
-    data = context.module.document.data
-    start = data.rfind(b"\n", 0, at) + 1
-    while start > 0:
-        above = data.rfind(b"\n", 0, start - 1) + 1
-        line = data[above : start - 1].strip()
-        if not line.startswith((b"//", b"/*", b"*")) and not line.endswith(b"*/"):
-            break
-        start = above
-    return start
 
 
 def same_line_brace(context: Context, statement: Node) -> bool:

@@ -16,7 +16,11 @@ from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source import declared
 from cuda_agent.source.tree import strip_parens
 
-_NARROW = re.compile(r"(?:const\s+)?(?:unsigned|signed|int|unsigned int|uint|short|char|u?int(?:8|16|32)_t)")
+# Types in which `start + blockIdx.y`, an unsigned int, is right for any start: 32 bits wrap around to it, and a
+# variable that is unsigned starts from no negative value.
+_NARROW = re.compile(
+    r"unsigned|signed|int|uint|short|char|u?int(?:8|16|32)_t|uint64_t|size_t|unsigned (?:int|long|long long)"
+)
 _SIGNED = re.compile(r"int|long|long long|short|long int|int(?:16|32|64)_t|ptrdiff_t|ssize_t")
 _TIGHT = frozenset(("+", "-", "*", "/", "%"))
 
@@ -156,7 +160,12 @@ def _names(declaration: Node) -> set[str]:
 
 
 def type_of(context: Context, name: str) -> str | None:
-    """The declared type of a plain local variable or parameter, without const; None when it is none or not known."""
+    """The declared type of a plain local variable or parameter, without const, or of a member of a vector: float for
+    `v.x` of a float3; None when it is none or not known."""
+    if "." in name:
+        match = re.fullmatch(r"(u?)(char|short|int|long|longlong|float|double)[1-4]", type_of(context, name[:-2]) or "")
+        words = {"long": "long", "longlong": "long long"}
+        return ("unsigned " if match[1] else "") + words.get(match[2], match[2]) if match is not None else None
     node = declaration_of(context, name)
     if node is None:
         found = next((p for p in context.kernel.params if p.name == name), None)

@@ -9,9 +9,8 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit, Span
-from cuda_agent.rewrite import layout, syntax
+from cuda_agent.rewrite import helpers, layout, syntax
 from cuda_agent.rewrite.accesses import Access, accesses
-from cuda_agent.rewrite.calls import effect
 from cuda_agent.rewrite.carried import Reduction, starts_neutral
 from cuda_agent.rewrite.loops import Loop, spread, type_of
 from cuda_agent.rewrite.rule import Context
@@ -53,8 +52,8 @@ class Rows:
         self.lane = "threadIdx.x" if group.block else layout.unused(context, "lane")
         self.partial = not group.block and group.lanes < WARP
         self.mask = layout.unused(context, "mask") if self.partial else "0xffffffffu"
-        self.eol, self.step = context.eol, layout.step(context)
-        self.helpers: dict[tuple[str, str], str] = {}
+        self.eol, self.step = context.eol, helpers.step(context)
+        self.functions: dict[tuple[str, str], str] = {}
 
     def edits(self) -> list[Edit]:
         edits = self._row()
@@ -62,7 +61,7 @@ class Rows:
         for loop in self.loops:
             edits += self._loop(loop, shared)
         edits += self._stores()
-        if self.helpers:
+        if self.functions:
             edits.append(self._helper_text())
         return edits
 
@@ -179,8 +178,7 @@ class Rows:
         """Stores outside the loops are the row's own: one lane makes them."""
         context, edits, done = self.context, [], set()
         inside = [syntax.span(l.node) for l in self.loops]
-        effects = [n for _, n in layout.stored(context, context.body)]
-        effects += [n for n in syntax.of_type(context.body, "call_expression") if effect(context.module, n)]
+        effects = layout.side_effects(context, context.body)
         touched = accesses(context, context.body)
         for node in effects:
             if any(s.holds(syntax.span(node)) for s in inside):
@@ -218,19 +216,18 @@ class Rows:
         type_ = type_of(self.context, r.name) or ""
         names = {"+": "sum", "*": "product", "|": "or", "&": "and", "^": "xor", "||": "or", "&&": "and"}
         word = names.get(r.op, "max" if "max" in r.op else "min")
-        known = self.helpers.get((r.op, type_))
+        known = self.functions.get((r.op, type_))
         if known is None:
             known = self.context.unused(f"block_{word}")
-            if any(known == other and t == type_ for (_, t), other in self.helpers.items()):
+            if any(known == other and t == type_ for (_, t), other in self.functions.items()):
                 raise RuleRefused("two kinds of minimum or maximum are taken over the block")
-            self.helpers[(r.op, type_)] = known
+            self.functions[(r.op, type_)] = known
         return known
 
     def _helper_text(self) -> Edit:
         context, step = self.context, self.step
-        at = layout.before_comments(context, context.kernel.span.start)
-        lines: list[str] = []
-        for (op, type_), name in self.helpers.items():
+        functions: list[list[str]] = []
+        for (op, type_), name in self.functions.items():
             word = name.removeprefix("block_").rstrip("0123456789")
             if type_ == "auto":
                 raise RuleRefused("the type of what is carried is not written out")
@@ -240,7 +237,7 @@ class Rows:
                 for p in context.kernel.template_params
                 if re.search(rf"\b{re.escape(type_)}$", p.split("=")[0].strip())
             ]
-            lines += [
+            lines = [
                 f"// The {word} over the block, for every thread of it.",
                 *(f"template <typename {type_}>" for _ in parameters[:1]),
                 f"__device__ {type_} {name}({type_} value)",
@@ -257,9 +254,9 @@ class Rows:
                 f"{step}__syncthreads();",
                 f"{step}return value;",
                 "}",
-                "",
             ]
-        return Edit(Span(at, at), self.eol.join([*lines, ""]))
+            functions.append(lines)
+        return helpers.above_kernel(context, functions)
 
 
 def _repeated(loop: Loop) -> bool:

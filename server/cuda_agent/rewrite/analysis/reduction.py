@@ -19,8 +19,8 @@ _FUSED = ("fma", "fmaf", "__fmaf_rn", "__fma_rn", "mad")
 
 @dataclass(frozen=True)
 class Fold:
-    """`name` is folded by `op`, an operator or the name of a minimum or maximum function; the node holds every mention
-    of it there."""
+    """`name`, a variable or a member of one, is folded by `op`, an operator or the name of a minimum or maximum
+    function; the node holds every mention of it there."""
 
     name: str
     op: str
@@ -35,8 +35,9 @@ def folds(body: Node) -> Iterator[Fold]:
     for write in syntax.writes(body):
         above = write.node.parent
         alone = above is not None and (above.type == "expression_statement" or above.type == "for_statement")
-        if write.name is not None and alone and (op := operation(write)) is not None:
-            yield Fold(write.name, op, write.node)
+        name, op = variable_of(write.target), operation(write)
+        if alone and name is not None and op is not None:
+            yield Fold(name, op, write.node)
 
 
 def _conditional(node: Node) -> Fold | None:
@@ -63,37 +64,54 @@ def _conditional(node: Node) -> Fold | None:
 def operation(write: syntax.Write) -> str | None:
     """The fold that one assignment makes, None when it is none: `s += e`, `s = s + e`, `m = max(m, e)`, `m = m < e ?
     e : m`, `s = fma(a, b, s)`."""
-    name, value = write.name, write.value
+    name, value = variable_of(write.target), write.value
     if name is None:
         return None
     if value is None:
         return "+" if write.op in ("++", "--") else None
-    if write.op in ("+=", "-=", "*=", "|=", "&=", "^=") and not syntax.uses(value, name):
+    if write.op in ("+=", "-=", "*=", "|=", "&=", "^=") and not _mentions(name, value):
         return "+" if write.op == "-=" else write.op[0]
     return _assigned(name, strip_parens(value)) if write.op == "=" else None
 
 
 def _assigned(name: str, value: Node) -> str | None:
     if value.type == "binary_expression":
-        if [s for s, n in syntax.additive_terms(value) if text(n) == name] == [1] and _once(name, value):
+        if [s for s, n in syntax.additive_terms(value) if squeeze(text(n)) == name] == [1] and _once(name, value):
             return "+"
         operator = text(syntax.field(value, "operator"))
         left, right = syntax.field(value, "left"), syntax.field(value, "right")
-        alone = name in (text(left), text(right)) and _once(name, value)
+        alone = name in (squeeze(text(left)), squeeze(text(right))) and _once(name, value)
         return operator if alone and operator in ("*", "|", "&", "^", "||", "&&") else None
     if value.type == "call_expression":
         function = text(syntax.field(value, "function")).removeprefix("::").removeprefix("std::")
         given = arguments(value)
-        if function in _EXTREMES and len(given) == 2 and name in (text(a) for a in given) and _once(name, value):
+        if (
+            function in _EXTREMES
+            and len(given) == 2
+            and name in (squeeze(text(a)) for a in given)
+            and _once(name, value)
+        ):
             return function
-        if function in _FUSED and len(given) == 3 and text(given[2]) == name and _once(name, value):
+        if function in _FUSED and len(given) == 3 and squeeze(text(given[2])) == name and _once(name, value):
             return "+"
         return None
     return _ternary(name, value)
 
 
+def variable_of(target: Node) -> str | None:
+    """The name of a plain variable, or of a member x, y, z or w of one: `v`, `v.x`."""
+    code = squeeze(text(target))
+    return code if target.type == "identifier" or re.fullmatch(r"[A-Za-z_]\w*\.[xyzw]", code) else None
+
+
+def _mentions(name: str, value: Node) -> int:
+    """How often the variable is named, or the one that it is a member of."""
+    root = name.partition(".")[0]
+    return sum(text(n) == root for n in syntax.of_type(value, "identifier"))
+
+
 def _once(name: str, value: Node) -> bool:
-    return sum(text(n) == name for n in syntax.of_type(value, "identifier")) == 1
+    return _mentions(name, value) == 1
 
 
 def _ternary(name: str, value: Node) -> str | None:

@@ -17,6 +17,7 @@ from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
+from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.stage import Stage
 from cuda_agent.rewrite.rules.tile import Tile
@@ -30,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     RowPerWarp(),
     Coalesce(),
     SplitReduction(),
+    SplitIndependent(),
     WarpReduce(),
     Tile(),
     PrivateTable(),

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
+from cuda_agent.judge import launch_text
 from cuda_agent.model import Assumption, Edit, LaunchMap
 from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.accesses import independent
@@ -220,7 +221,7 @@ def _check_flow(context: Context, row: ThreadId, loops: list[Loop]) -> None:
         if not loop.type and not dead_after(context, loop, loop.variable):
             raise RuleRefused(f"{loop.variable} is read after its loop")
         for call in syntax.of_type(loop.body, "call_expression"):
-            said, above = effect(context.module, call), call.parent
+            said, above = effect(context, call), call.parent
             alone = above is not None and above.type == "expression_statement"
             known = (callee(call) or "").startswith(("atomic", "__st"))
             if said is not None and not (alone and known):
@@ -240,20 +241,24 @@ def _reductions(context: Context, loop: Loop) -> list[Reduction]:
 # ---------------------------------------------------------------- launches
 
 
+def _whole_warps(context: Context) -> bool:
+    """Whether every launch's text has blocks of whole warps, whatever the sizes."""
+    texts = [(launches.width(context, one), one.span.start) for one in context.sites]
+    known = [launch_text.constant(context.module, code, at) for code, at in texts]
+    return all(n is not None and n % WARP == 0 for n in known) and all(s.block[0] % WARP == 0 for s in context.shapes)
+
+
 def _launch(context: Context, group: Group) -> tuple[LaunchMap, list[Edit]]:
-    whole = all(s.block[0] % WARP == 0 for s in context.shapes)
-    if not group.block and whole:
+    if not group.block and _whole_warps(context):
         changed = launches.change(context, ((lambda x: launches.times(x, group.lanes)), launches.same, launches.same))
         return LaunchMap(grid=(f"gx * {group.lanes}", "gy", "gz")), list(changed)
     size = group.lanes if group.block else _NEW_BLOCK
-    bound = context.kernel.launch_bounds
-    if bound and not (bound[0].isdigit() and int(bound[0]) >= size):
-        raise RuleRefused(f"__launch_bounds__({bound[0]}) may forbid blocks of {size} threads")
+    launches.check_bound(context, size)
     rows = 1 if group.block else size // group.lanes
     edits: list[Edit] = []
     for one in launches.sites_of(context):
         gx, gy, gz = launches.axes(context, one.grid, one.span.start)
-        bx, _, _ = launches.block_axes(context, one.block, one.span.start)
+        bx = launches.width(context, one)
         grid = launches.dims((launches.regrid(context, one, gx, bx, rows), gy, gz))
         edits += with_launch(one, grid, str(size))
     x = f"ceil_div(gx * bx, {rows})" if rows > 1 else "gx * bx"

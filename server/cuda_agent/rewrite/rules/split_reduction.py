@@ -43,7 +43,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, layout, syntax
+from cuda_agent.rewrite import helpers, launches, layout, syntax
 from cuda_agent.rewrite.carried import Reduction, dead_after, reductions, starts_neutral
 from cuda_agent.rewrite.loops import Loop, counting, integral, spread, trips, type_of
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
@@ -109,6 +109,7 @@ class SplitReduction(Rule):
         size = sum(8 * parts * block[0] * block[1] for _ in found)
         if size > _SHARED or parts * block[0] * block[1] > 1024:
             raise RuleRefused("the parts do not fit a block")
+        launches.check_bound(context, parts * block[0] * block[1])
         writer = _Writer(context, plan, found, axis, parts, block[: 1 if axis == "y" else 2])
         new = (block[0], parts, 1) if axis == "y" else (block[0], block[1], parts)
         edits = [*writer.edits(), *_launch_edits(context, new)]
@@ -223,7 +224,7 @@ def _launch_edits(context: Context, block: tuple[int, int, int]) -> list[Edit]:
     edits: list[Edit] = []
     for one in launches.sites_of(context):
         gx, gy, gz = launches.axes(context, one.grid, one.span.start)
-        bx, _, _ = launches.block_axes(context, one.block, one.span.start)
+        bx = launches.width(context, one)
         new = launches.dims((str(block[0]), str(block[1]), str(block[2])))
         grid = launches.dims((launches.regrid(context, one, gx, bx, block[0]), gy, gz))
         edits += with_launch(one, grid if _other_width(context, block[0]) else None, new)
@@ -245,9 +246,10 @@ class _Writer:
         self.extent = "".join(f"[{n}]" for n in (parts, *reversed(block)))
         self.column = "".join(f"[threadIdx.{a}]" for a in reversed("xy"[: len(block)]))
         self.arrays = {
-            r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name}") for r in found
+            r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name.replace('.', '_')}")
+            for r in found
         }
-        self.eol, self.step = context.eol, layout.step(context)
+        self.eol, self.step = context.eol, helpers.step(context)
         self.indent = context.indent(plan.loop.node.start_byte)
 
     def edits(self) -> list[Edit]:
@@ -314,27 +316,31 @@ class _Writer:
         edits: list[Edit] = []
         hoisted: list[str] = []
         moved: list[str] = []
-        needed = set().union(*(syntax.identifiers(s) for s in plan.after)) | {r.name for r in self.found}
+        needed = set().union(*(syntax.identifiers(s) for s in plan.after)) | {r.variable for r in self.found}
         whole: set[int] = set()
         for statement in reversed(before):
             if layout.names(statement) & needed and layout.pure(context, statement):
                 whole.add(statement.start_byte)
                 needed |= syntax.identifiers(statement)
-        kept: set[str] = set()  # what the first part sets
+        first: set[str] = set()  # what the first part alone has
+        split: set[str] = set()  # declared before, set in the first part
+        second: set[str] = set()
         for at, statement in enumerate(before):
-            span, names = syntax.span(statement), layout.names(statement)
+            span, names, uses = syntax.span(statement), layout.names(statement), syntax.identifiers(statement)
             if not names & needed:
-                kept |= {w.name for w in syntax.writes(statement) if w.name} | names
-            elif statement.start_byte in whole and not syntax.identifiers(statement) & kept:
+                first |= {w.name for w in syntax.writes(statement) if w.name} | names
+            elif statement.start_byte in whole and not uses & (first | split | second):
                 hoisted.append(context.slice(span))
                 edits.append(Edit(layout.line_of(context, span), ""))
-            elif not self._needed_before(statement, before[at + 1 :]) and not syntax.identifiers(statement) & kept:
+            elif not self._needed_before(statement, before[at + 1 :]) and not uses & first:
+                second |= names
                 moved.append(context.slice(span))
                 edits.append(Edit(layout.line_of(context, span), ""))
             else:
                 kind, variables = layout.initialised(statement)
                 if not variables or kind == "auto" or "const" in text(statement).partition("=")[0]:
                     raise RuleRefused(f"`{text(statement)}` is needed on both sides of the barrier")
+                split |= names
                 hoisted.append(f"{kind} {', '.join(n for n, _ in variables)};")
                 values = [f"{n} = {context.slice(syntax.span(v))}" for n, v in variables]
                 edits.append(Edit(span, f"{', '.join(values)};"))
@@ -344,7 +350,7 @@ class _Writer:
         """Whether the loop, or what stays before it, uses what the statement sets, or changes what it reads."""
         written = {w.name for w in syntax.writes(statement) if w.name} | layout.names(statement)
         uses = set().union(syntax.identifiers(self.plan.loop.node), *(syntax.identifiers(s) for s in rest))
-        changed = {w.name for s in rest for w in syntax.writes(s)} | {r.name for r in self.found}
+        changed = {w.name for s in rest for w in syntax.writes(s)} | {r.variable for r in self.found}
         return bool(written & uses or syntax.identifiers(statement) & changed)
 
     # ------------------------------------------------------------ `if (out of range) return;`
