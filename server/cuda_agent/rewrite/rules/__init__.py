@@ -17,6 +17,7 @@ from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
+from cuda_agent.rewrite.rules.stream_hints import StreamHints
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -44,5 +45,6 @@ RULES: tuple[Rule, ...] = (
     Divide(),
     Coarsen(),
     CoarsenRows(),
+    StreamHints(),
     LaunchBounds(),
 )
