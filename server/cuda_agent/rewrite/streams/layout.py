@@ -33,6 +33,15 @@ def fresh(context: Context, loop: Node, name: str, used: set[tuple[int, str]]) -
     return found
 
 
+def fresh_text(loop: Node, code: str, used: set[tuple[int, str]]) -> bool:
+    """Whether a definition has not been written in front of another loop of this block."""
+    place = (loop.parent.id if loop.parent is not None else 0, code)
+    if place in used:
+        return False
+    used.add(place)
+    return True
+
+
 def insert_before(context: Context, loop: Node, lines: Sequence[str]) -> Iterator[Edit]:
     """`lines` in front of the loop (and of its `#pragma`), in its indentation. A loop that is the one statement of an
     `if` or loop gets braces around both."""
