@@ -449,7 +449,7 @@ def _split(context: Context, plan: Plan, head: list[str], limit: str) -> Iterato
 
 def _inner(context: Context, plan: Plan, fours: str, k: str, step: str) -> list[str]:
     body = plan.body
-    places = {}
+    places: dict[Access | Node, str] = {}
     for stream in plan.streams:
         for access in stream.accesses:
             places[access] = stream.vector.at(k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tree_sitter import Node
@@ -20,7 +21,7 @@ def unit(context: Context) -> str:
 
 def unused_index(context: Context) -> str:
     """A short name for an inner loop's variable that the kernel does not have yet."""
-    taken = syntax.identifiers(context.module.node(context.kernel.span))
+    taken = set(re.findall(r"[A-Za-z_]\w*", context.slice(context.kernel.span)))
     return next(n for n in ("k", "u", "e", *(f"k{i}" for i in range(2, 100))) if n not in taken)
 
 
