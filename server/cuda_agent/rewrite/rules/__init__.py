@@ -20,6 +20,7 @@ from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.stage import Stage
+from cuda_agent.rewrite.rules.stream_hints import StreamHints
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -50,5 +51,6 @@ RULES: tuple[Rule, ...] = (
     Divide(),
     Coarsen(),
     CoarsenRows(),
+    StreamHints(),
     LaunchBounds(),
 )

@@ -55,15 +55,18 @@ from cuda_agent.rewrite.streams.loops import StridedLoop, has_pragma, strided_lo
 from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.streams.render import render
 from cuda_agent.rewrite.syntax import text
+from cuda_agent.source.tree import strip_parens
+
+_CONSTANTS = ("number_literal", "call_expression", "cast_expression")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One loop, and the loads that are made ahead: key → accesses and the type of an element."""
+    """One loop, and the loads that are made ahead: key → expressions, the type of an element."""
 
     loop: StridedLoop
     body: Body
-    loads: dict[str, tuple[list[Access], str]]
+    loads: dict[str, tuple[list[Node], str, str]]  # … and the name of the array
     writes: bool
 
 
@@ -73,10 +76,10 @@ class BatchLoads(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         names = Names(context)
-        batches, why = [], None
-        for node in syntax.of_type(context.body, "for_statement"):
-            inner = syntax.field(node, "body")
-            if next(syntax.of_type(inner, *syntax.LOOPS), None) or has_pragma(context, node):
+        batches: list[Batch] = []
+        why = None
+        for node in reversed(list(syntax.of_type(context.body, "for_statement"))):  # inner loops first
+            if has_pragma(context, node) or any(syntax.span(node).holds(syntax.span(b.loop.node)) for b in batches):
                 continue
             loop = strided_loop(names, node)
             if loop is None:
@@ -87,6 +90,7 @@ class BatchLoads(Rule):
                 why = error
         if not batches and why is not None:
             raise why
+        batches.reverse()
         for elements in (4, 8):
             if batches:
                 span = Span(batches[0].loop.node.start_byte, batches[-1].loop.node.end_byte)
@@ -117,25 +121,31 @@ def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
         raise RuleRefused("the loop may end early")
     check_long(context, loop, 4)
     roots, _ = touched(names, body)
-    found: dict[str, tuple[list[Access], str]] = {}
+    found: dict[str, tuple[list[Node], str, str]] = {}
     for access in body.accesses:
         root, element = names.root(access.array), names.element(access.array)
         if root is None or element is None or roots[root] or access.kind != "read":
             continue
-        moves = body.coefficient_of(access) != 0
-        if moves and _known_ahead(names, body, access.node, roots):
-            key = _key(body, access)
-            if body.unconditional(access.node) or key in found:
-                found.setdefault(key, ([], element))[0].append(access)
+        node = _chosen(access.node)
+        if body.coefficient_of(access) != 0 and _known_ahead(names, body, node, roots):
+            key = re.sub(r"\s+", "", body.expanded(node, body.variable))
+            if body.unconditional(node) or key in found:
+                found.setdefault(key, ([], element, access.name))[0].append(node)
     if not found:
         raise RuleRefused("no element is loaded in every iteration from memory that the loop leaves alone")
     return Batch(loop, body, found, any(roots.values()))
 
 
+def _plain_types(names: Names) -> set[str]:
+    """What looks like a function and makes a number: `T(0)`."""
+    generic = (re.search(r"\b(?:typename|class)\s+(\w+)", p) for p in names.context.kernel.template_params)
+    return {m[1] for m in generic if m} | {"float", "double", "int"}
+
+
 def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> bool:
     """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone."""
     for n in syntax.of_type(node, "call_expression"):
-        if text(syntax.field(n, "function")) not in LOADS:
+        if text(syntax.field(n, "function")) not in (*LOADS, *_plain_types(names)):
             return False
     for n in syntax.of_type(node, "subscript_expression"):
         root = names.root(n)
@@ -143,7 +153,7 @@ def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -
             return False
     for n in syntax.of_type(node, "identifier"):
         name = text(n)
-        if name == body.variable or name in LOADS:
+        if name == body.variable or name in LOADS or name in _plain_types(names):
             continue
         local = body.local(n)
         if local is not None:
@@ -154,8 +164,21 @@ def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -
     return True
 
 
-def _key(body: Body, access: Access) -> str:
-    return re.sub(r"\s+", "", body.expanded(access.node, body.variable))
+def _chosen(node: Node) -> Node:
+    """The whole of `condition ? x[i] : other` when the load is one of the two: the condition guards it ahead, too."""
+    above = node.parent
+    while above is not None and above.type == "parenthesized_expression":
+        above = above.parent
+    if above is not None and above.type == "conditional_expression":
+        sides = [strip_parens(syntax.field(above, f)) for f in ("consequence", "alternative")]
+        other = next((s for s in sides if s != node), None)
+        if (
+            node in sides
+            and other is not None
+            and other.type in ("number_literal", "call_expression", "cast_expression")
+        ):
+            return above
+    return node
 
 
 # ---------------------------------------------------------------- edits
@@ -166,7 +189,7 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
     first = fresh(context, loop.node, f"{loop.variable}{count}", used)
     k, step = unused_index(context), unit(context)
     lines, stride = [], loop.step
-    if not re.fullmatch(r"\d+", stride):
+    if not re.fullmatch(r"\d+", stride) and body.names.type_of(stride) != loop.type:
         stride = fresh(context, loop.node, "stride", used)
         lines.append(f"const {loop.type} {stride} = {loop.step};")
     jump = k if stride == "1" else f"{k} * {stride}"
@@ -178,15 +201,17 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
         f"for (; {first} + {ahead} < {text(loop.bound)}; {first} += {whole}) {{",
     ]
     kinds: dict[str, list[str]] = {}
-    for key, (_, element) in batch.loads.items():
+    for key, (_, element, _) in batch.loads.items():
         kinds.setdefault(element, []).append(f"{names[key]}[{count}]")
     lines += [f"{step}{kind} {', '.join(declared)};" for kind, declared in kinds.items()]
     loads = [
-        f"{names[key]}[{k}] = {body.expanded(accesses[0].node, f'{first} + {jump}')};"
-        for key, (accesses, _) in batch.loads.items()
+        f"{names[key]}[{k}] = {body.expanded(nodes[0], f'{first} + {jump}')};"
+        for key, (nodes, _, _) in batch.loads.items()
     ]
     lines += _unrolled(loads, k, count, step)
-    places = {a: f"{names[key]}[{k}]" for key, (accesses, _) in batch.loads.items() for a in accesses}
+    places: dict[Access | Node, str] = {
+        n: f"{names[key]}[{k}]" for key, (nodes, _, _) in batch.loads.items() for n in nodes
+    }
     rendered = render(body, places)
     own = [f"const {loop.type} {loop.variable} = {first} + {jump};"] if rendered.uses_variable else []
     lines += _unrolled([*own, *rendered.lines], k, count, step, len(own) + rendered.statements)
@@ -204,8 +229,8 @@ def _unrolled(lines: list[str], k: str, count: int, step: str, statements: int =
 
 def _local_names(context: Context, batch: Batch, count: int) -> dict[str, str]:
     found: dict[str, str] = {}
-    for key, (accesses, _) in batch.loads.items():
-        name = context.unused(f"{accesses[0].name}{count}")
+    for key, (_, _, array) in batch.loads.items():
+        name = context.unused(f"{array}{count}")
         while name in found.values():
             name += "b"
         found[key] = name

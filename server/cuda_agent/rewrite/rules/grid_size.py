@@ -1,14 +1,13 @@
 """# 1 · grid-size: fewer or more blocks for a grid-stride loop
 
 In a grid-stride loop the number of blocks is free. Fewer blocks mean fewer partial results to combine (atomics,
-barriers);
-more blocks fill the machine.
+barriers); where a launch has fewer blocks than the machine can hold, more fill it.
 
 Before: `k<<<dim3(rows / 32, cols / 32), 256>>>(…)` · After: `k<<<dim3((rows / 32 + 3) / 4, cols / 32), 256>>>(…)`
 
-Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved). With float
-atomics the
-order of a sum changes: class "reassociated"; else bit-exact.
+Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved); for more
+blocks, when blockIdx.x says nothing but where loops start (proved). With float atomics the order of a sum changes:
+class "reassociated"; else bit-exact.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
+
+BLOCKS_PER_SM = 8  # as many as can be resident with 256 threads each
 
 
 class GridSize(Rule):
@@ -37,14 +38,20 @@ class GridSize(Rule):
         for k in (2, 4, 8, 16, 32):
             if blocks // k >= 1 and per_launch // k >= sms:
                 yield Site(self.name, context.kernel.name_span, {"divide": k})
+        if per_launch < BLOCKS_PER_SM * sms and _only_starts(context):
+            for k in (2, 4, 8, 16):
+                if per_launch * k <= 2 * BLOCKS_PER_SM * sms:
+                    yield Site(self.name, context.kernel.name_span, {"multiply": k})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
-        k = site.params["divide"]
-        edits = launches.change(context, (lambda x: launches.over(x, k), launches.same, launches.same))
+        more = "multiply" in site.params
+        k: int = site.params["multiply" if more else "divide"]
+        change = launches.times if more else launches.over
+        edits = launches.change(context, (lambda x: change(x, k), launches.same, launches.same))
         atomics = re.search(r"\batomicAdd\s*\(", text(context.body)) is not None
         return Rewrite(
             edits,
-            LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz")),
+            LaunchMap(grid=(f"gx * {k}" if more else f"ceil_div(gx, {k})", "gy", "gz")),
             (Assumption("gridDim.x is only the stride of the loop, so any number of blocks covers it", "proved"),),
             "reassociated" if atomics else "bit-exact",
         )
@@ -70,6 +77,28 @@ def strides_by_grid(context: Context) -> bool:
         elif not _in_update(use):
             return False
     return all(_in_update(n) or _is_declared(n) for n in syntax.of_type(context.body, "identifier") if text(n) in names)
+
+
+def _only_starts(context: Context) -> bool:
+    """blockIdx.x only says where loops start (directly, or through a variable used for nothing else): a block too many
+    finds nothing to do."""
+    loops = syntax.of_type(context.body, "for_statement")
+    starts = [syntax.span(n) for loop in loops if (n := loop.child_by_field_name("initializer")) is not None]
+
+    def inside(node: Node) -> bool:
+        return any(s.holds(syntax.span(node)) for s in starts)
+
+    names = {"blockIdx"}
+    for write in syntax.writes(context.body):
+        fixed = write.op == "init" and write.value is not None and not inside(write.node)
+        if fixed and write.value is not None and syntax.identifiers(write.value) & names:
+            names.add(text(write.target))
+    holders = [w.node for w in syntax.writes(context.body) if w.op == "init" and text(w.target) in names]
+    return all(
+        inside(n) or any(syntax.span(h).holds(syntax.span(n)) for h in holders)
+        for n in syntax.of_type(context.body, "identifier")
+        if text(n) in names
+    )
 
 
 def _in_update(node: Node) -> bool:

@@ -45,14 +45,15 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.streams.access import Access, Body
 from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
-from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
-from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, lanes_of, strided_loop
+from cuda_agent.rewrite.streams.layout import fresh, fresh_text, insert_before, unit, unused_index
+from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, chunked_loop, lanes_of, strided_loop
 from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.streams.render import Rendered, render
 from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import name_of
 
+_LONG = 110  # characters of a line, without its indentation
 _BARRIER = re.compile(r"__sync|\.sync\(|\bsync\(")
 
 
@@ -95,6 +96,12 @@ class Plan:
     def width(self) -> int:
         return self.streams[0].vector.width
 
+    @property
+    def divisors(self) -> list[str]:
+        """What must be a multiple of the width, as the variable is taken modulo it."""
+        indices = [a.index or a.array for s in self.streams for a in s.accesses]
+        return list(dict.fromkeys(d for n in indices for d in self.body.divisors(n)))
+
 
 def _statement_end(node: Node) -> int:
     while node.parent is not None and not node.type.endswith("statement"):
@@ -112,7 +119,7 @@ class VectorLoop(Rule):
             return
         for nbytes in (16, 8):
             plans, why = _plans(context, loops, nbytes)
-            if not plans and why is not None:
+            if not plans and why is not None and nbytes == 16:
                 raise why
             if plans:
                 span = Span(plans[0].loop.node.start_byte, plans[-1].loop.node.end_byte)
@@ -151,7 +158,7 @@ def _plans(context: Context, loops: list[Node], nbytes: int) -> tuple[list[Plan]
     for node in reversed(loops):
         if any(syntax.span(node).holds(syntax.span(p.loop.node)) for p in plans):
             continue
-        loop = strided_loop(names, node)
+        loop = chunked_loop(names, node) or strided_loop(names, node)
         if loop is None:
             continue
         try:
@@ -179,6 +186,10 @@ def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Pla
         lanes = lanes_of(names, loop)
         if lanes is None:
             raise RuleRefused("the loop's start and step are not those of all threads of a warp, block or grid")
+        for inner in syntax.of_type(loop.body, "for_statement"):
+            first = inner.child_by_field_name("initializer")
+            if first is not None and syntax.uses(first, loop.variable):
+                raise RuleRefused("an inner loop starts at the element: its threads would no longer be neighbours")
         uniform = Uniform(names, lanes)
         uniform.check_reached(loop)
         if not uniform.value(loop.bound):
@@ -350,19 +361,19 @@ def _same_owner(a: Plan, b: Plan) -> bool:
 
 
 def _edits(context: Context, plans: list[Plan]) -> Iterator[Edit]:
-    defined: set[str] = set()
     used: set[tuple[int, str]] = set()
     done: list[tuple[list[Plan], str]] = []
     for plan in plans:
         shared = next((name for group, name in done if plan in group), None)
+        head: list[str] = []
         if shared is None:
             group = [p for p in plans if _sharable(context, plan, p)]
             shared = fresh(context, plan.loop.node, "whole", used)
             done.append((group, shared))
-            head = _limit(plan, group, shared)
-        else:
-            head = ""
-        yield from _split(context, plan, head, shared, defined)
+            definitions = dict.fromkeys(s.vector.definition for p in group for s in p.streams if s.vector.struct)
+            head = [d for d in definitions if fresh_text(plan.loop.node, d, used)]
+            head += _limit(context, plan, group, shared, used)
+        yield from _split(context, plan, head, shared)
 
 
 def _sharable(context: Context, first: Plan, other: Plan) -> bool:
@@ -386,7 +397,9 @@ def _sharable(context: Context, first: Plan, other: Plan) -> bool:
     )
 
 
-def _limit(plan: Plan, group: list[Plan], name: str) -> str:
+def _limit(context: Context, plan: Plan, group: list[Plan], name: str, used: set[tuple[int, str]]) -> list[str]:
+    """The statement that says how far vectors go: all the way when the rows start at whole vectors, else not at
+    all."""
     bound = launches.paren(text(plan.loop.bound))
     fours = f"{bound} / {plan.width} * {plan.width}"
     moduli: dict[str, list[str]] = {}
@@ -394,41 +407,49 @@ def _limit(plan: Plan, group: list[Plan], name: str) -> str:
         bases = moduli.setdefault(stream.vector.modulus, [])
         if stream.base not in bases:
             bases.append(stream.base)
-    if not moduli:
-        return f"const {plan.loop.type} {name} = {fours};"
-    parts = []
+    parts = [f"{launches.paren(d)} % {plan.width} == 0" for d in dict.fromkeys(d for p in group for d in p.divisors)]
     for modulus, bases in moduli.items():
         addresses = [f"reinterpret_cast<size_t>({b})" for b in bases]
         joined = f"({' | '.join(addresses)})" if len(addresses) > 1 else addresses[0]
         parts.append(f"{joined} % {modulus} == 0")
-    return f"const {plan.loop.type} {name} = {' && '.join(parts)} ? {fours} : 0;"
+    if not parts:
+        return [f"const {plan.loop.type} {name} = {fours};"]
+    condition = " && ".join(parts)
+    line = f"const {plan.loop.type} {name} = {condition} ? {fours} : 0;"
+    if len(line) <= _LONG:
+        return [line]
+    aligned = fresh(context, plan.loop.node, "aligned", used)
+    more = unit(context)
+    whole = f"const bool {aligned} = {condition};"
+    lines = [whole]
+    if len(whole) > _LONG:
+        pieces = whole.removeprefix(f"const bool {aligned} = ").split(" | ")
+        lines = [f"const bool {aligned} ="]
+        lines += [f"{more}{piece}{' |' if n + 1 < len(pieces) else ''}" for n, piece in enumerate(pieces)]
+    return [*lines, f"const {plan.loop.type} {name} = {aligned} ? {fours} : 0;"]
 
 
-def _split(context: Context, plan: Plan, head: str, limit: str, defined: set[str]) -> Iterator[Edit]:
+def _split(context: Context, plan: Plan, head: list[str], limit: str) -> Iterator[Edit]:
     loop, width = plan.loop, plan.width
     step = unit(context)
     fours, k = context.unused(f"{loop.variable}{width}"), unused_index(context)
-    start = text(loop.start)
+    start = loop.lane or text(loop.start)
     lanes = plan.lanes is not None
     inner = _inner(context, plan, fours, k, step)
-    lines = [head] if head else []
-    for definition in dict.fromkeys(s.vector.definition for s in plan.streams):
-        if definition and definition not in defined:
-            defined.add(definition)
-            lines.append(definition)
     first = launches.times(start, width) if lanes else "0"
-    lines += [
+    lines = [
+        *head,
         f"for ({loop.type} {fours} = {first}; {fours} < {limit}; {fours} += {launches.times(loop.step, width)}) {{",
         *(step + line if line.strip() else line for line in inner),
         "}",
     ]
     yield from insert_before(context, loop.node, lines)
-    yield Edit(syntax.span(loop.start), f"{limit} + {start}" if lanes else limit)
+    yield Edit(syntax.span(loop.start), f"{limit} + {start}" if lanes and not loop.lane else limit)
 
 
 def _inner(context: Context, plan: Plan, fours: str, k: str, step: str) -> list[str]:
     body = plan.body
-    places = {}
+    places: dict[Access | Node, str] = {}
     for stream in plan.streams:
         for access in stream.accesses:
             places[access] = stream.vector.at(k)

@@ -97,11 +97,31 @@ class Body:
                 return left + right if op == "+" else left - right
             if left == right == 0:
                 return 0
+            if op == "%" and right == 0 and self._is_variable(syntax.field(node, "left")):
+                return 1  # where the divisor is a multiple of the vector's width: see `divisors`
             factor = strip_parens(syntax.field(node, "right" if left else "left"))
             if op == "*" and not (left and right) and factor.type == "number_literal" and text(factor).isdigit():
                 return (left or right) * int(text(factor))
             return None
         return 0 if all(self.coefficient(n) == 0 for n in node.named_children) else None
+
+    def _is_variable(self, node: Node) -> bool:
+        """The loop's variable itself, perhaps under a name of the body's own."""
+        node = strip_parens(node)
+        local = self.local(node) if node.type == "identifier" and text(node) != self.variable else None
+        return self._is_variable(local) if local is not None else text(node) == self.variable
+
+    def divisors(self, node: Node) -> list[str]:
+        """Every E of a `variable % E` in the expression: it grows by one within a group of neighbours that starts at
+        a multiple of the group's size, if E is a multiple, too."""
+        found = []
+        for n in syntax.of_type(node, "binary_expression", "identifier"):
+            if n.type == "identifier":
+                local = self.local(n) if text(n) != self.variable else None
+                found += self.divisors(local) if local is not None else []
+            elif text(syntax.field(n, "operator")) == "%" and self._is_variable(syntax.field(n, "left")):
+                found.append(text(syntax.field(n, "right")))
+        return list(dict.fromkeys(found))
 
     def coefficient_of(self, access: Access) -> int | None:
         """By how many elements the access moves from one iteration to the next."""
@@ -171,7 +191,7 @@ class Body:
 
     def _rest(self, index: Node) -> str:
         """A sum without the variable; "" when nothing is left."""
-        terms = [(s, n) for s, n in self._terms(index) if not (n.type == "identifier" and text(n) == self.variable)]
+        terms = [(s, n) for s, n in self._terms(index) if not self._is_variable(_undivided(n))]
         kept = [(s, self.expanded(n, "0")) for s, n in terms]
         code = "".join(f" {'+' if s > 0 else '-'} {t}" for s, t in kept)
         return code.removeprefix(" + ").strip() if not code.startswith(" -") else code.strip()
@@ -188,6 +208,14 @@ class Body:
     def key(self, access: Access) -> str:
         """Equal for accesses to the same element."""
         return squeeze(self.base(access))
+
+
+def _undivided(node: Node) -> Node:
+    """`v` of `v % E`."""
+    node = strip_parens(node)
+    if node.type == "binary_expression" and text(syntax.field(node, "operator")) == "%":
+        return syntax.field(node, "left")
+    return node
 
 
 def _parenthesised(value: Node, place: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from tree_sitter import Node
@@ -20,7 +21,7 @@ def unit(context: Context) -> str:
 
 def unused_index(context: Context) -> str:
     """A short name for an inner loop's variable that the kernel does not have yet."""
-    taken = syntax.identifiers(context.module.node(context.kernel.span))
+    taken = set(re.findall(r"[A-Za-z_]\w*", context.slice(context.kernel.span)))
     return next(n for n in ("k", "u", "e", *(f"k{i}" for i in range(2, 100))) if n not in taken)
 
 
@@ -31,6 +32,15 @@ def fresh(context: Context, loop: Node, name: str, used: set[tuple[int, str]]) -
     found = next(n for n in tries if (block, n) not in used)
     used.add((block, found))
     return found
+
+
+def fresh_text(loop: Node, code: str, used: set[tuple[int, str]]) -> bool:
+    """Whether a definition has not been written in front of another loop of this block."""
+    place = (loop.parent.id if loop.parent is not None else 0, code)
+    if place in used:
+        return False
+    used.add(place)
+    return True
 
 
 def insert_before(context: Context, loop: Node, lines: Sequence[str]) -> Iterator[Edit]:

@@ -33,6 +33,7 @@ class StridedLoop:
     step: str  # "1" for `v++`
     update: Node
     body: Node
+    lane: str = ""  # what the body adds to the loop's own variable: `for (s = 0; …) { v = s + lane; if (v < bound) …}`
 
 
 def has_pragma(context: Context, loop: Node) -> bool:
@@ -63,6 +64,41 @@ def strided_loop(names: Names, node: Node) -> StridedLoop | None:
     if variable in written or written & syntax.identifiers(bound) or written & _words(step):
         return None
     return StridedLoop(node, variable, kind, init.type == "declaration", start, bound, step, update, body)
+
+
+def chunked_loop(names: Names, node: Node) -> StridedLoop | None:
+    """`for (s = 0; s < bound; s += step) { T v = s + threadIdx.x; if (v < bound) body }`, told as a loop over v."""
+    outer = strided_loop(names, node)
+    if outer is None or not outer.declares or names.resolved(outer.start) != "0":
+        return None
+    statements = syntax.statements(outer.body)
+    if len(statements) != 2 or [s.type for s in statements] != ["declaration", "if_statement"]:
+        return None
+    declarators = statements[0].children_by_field_name("declarator")
+    condition = strip_parens(syntax.field(statements[1], "condition"))
+    if len(declarators) != 1 or declarators[0].type != "init_declarator" or condition.type != "binary_expression":
+        return None
+    name, value = (syntax.field(declarators[0], f) for f in ("declarator", "value"))
+    terms = [n for s, n in syntax.additive_terms(value) if s > 0 and text(n) != outer.variable]
+    if len(terms) != 1 or not syntax.uses(value, outer.variable) or len(syntax.additive_terms(value)) != 2:
+        return None
+    guarded = squeeze(text(condition)) == f"{text(name)}<{squeeze(text(outer.bound))}"
+    body = syntax.field(statements[1], "consequence")
+    if not guarded or statements[1].child_by_field_name("alternative") is not None or syntax.uses(body, outer.variable):
+        return None
+    kind = text(syntax.field(statements[0], "type"))
+    return StridedLoop(
+        node,
+        text(name),
+        kind,
+        False,
+        outer.start,
+        outer.bound,
+        outer.step,
+        outer.update,
+        body,
+        names.resolved(terms[0]),
+    )
 
 
 def _initialised(names: Names, init: Node) -> tuple[str, str, Node] | None:
@@ -115,7 +151,7 @@ class Lanes:
 def lanes_of(names: Names, loop: StridedLoop) -> Lanes | None:
     """Who shares the loop; None when start and step are not one of the usual pairs, so that some element may have no
     or two owners."""
-    start = names.resolved(loop.start)
+    start = loop.lane or names.resolved(loop.start)
     step_node = _step_node(loop.update)
     step = names.resolved(step_node) if step_node is not None else "1"
     for a in "xy":

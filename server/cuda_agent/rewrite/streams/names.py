@@ -57,6 +57,23 @@ class Names:
                 found |= {text(argument)}
         return found
 
+    @cached_property
+    def _declarations(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for n in syntax.of_type(self.context.body, "declaration"):
+            for declarator in n.children_by_field_name("declarator"):
+                name = name_of(declarator)
+                if name is not None:
+                    found.setdefault(name, []).append(n)
+        return found
+
+    def type_of(self, name: str) -> str | None:
+        """The type that a parameter or local variable is declared with everywhere, without const."""
+        if name in self.params:
+            return None if self.params[name].pointer else self.params[name].element
+        kinds = {text(syntax.field(n, "type")) for n in self._declarations.get(name, ())}
+        return kinds.pop() if len(kinds) == 1 else None
+
     def definition(self, name: str, at: Node) -> Node | None:
         """The one value that `name` has at the node `at`: declared with it and never changed. None when unknown."""
         place = name, at.start_byte
@@ -155,7 +172,7 @@ class Names:
         if shared is not None:
             return shared.element if shared.dynamic or len(shared.extents) == 1 else None
         value = self.definition(name, node)
-        for n in syntax.of_type(self.context.body, "declaration"):
+        for n in self._declarations.get(name, ()):
             for pointer in syntax.of_type(n, "pointer_declarator"):
                 if name_of(pointer) == name:
                     return text(syntax.field(n, "type")) if text(pointer).count("*") == 1 else None

@@ -21,9 +21,9 @@ class Rendered(NamedTuple):
     uses_variable: bool
 
 
-def render(body: Body, places: Mapping[Access, str]) -> Rendered:
-    """The statements of the body with each access in `places` replaced by its text. Index variables that nothing uses
-    any more are left out."""
+def render(body: Body, places: Mapping[Access | Node, str]) -> Rendered:
+    """The statements of the body with each access or expression in `places` replaced by its text. Index variables that
+    nothing uses any more are left out."""
     context = body.context
     edits = _edits(places)
     statements = syntax.statements(body.body)
@@ -51,10 +51,12 @@ def render(body: Body, places: Mapping[Access, str]) -> Rendered:
     return Rendered(lines, 1 if single and len(lines) == 1 else max(2, len(kept)), bool(left.search("\n".join(lines))))
 
 
-def _edits(places: Mapping[Access, str]) -> list[Edit]:
+def _edits(places: Mapping[Access | Node, str]) -> list[Edit]:
     edits: list[Edit] = []
     for access, place in places.items():
-        if access.value is not None:  # __stcs(x + i, value)
+        if isinstance(access, Node):
+            edits.append(Edit(syntax.span(access), place))
+        elif access.value is not None:  # __stcs(x + i, value)
             edits.append(Edit(Span(access.node.start_byte, access.value.start_byte), f"{place} = "))
             edits.append(Edit(Span(access.value.end_byte, access.node.end_byte), ""))
         else:
