@@ -9,6 +9,7 @@ from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
+from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.private_table import PrivateTable
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     Specialise(),
     BatchLoads(),
     Divide(),
+    FloatLiterals(),
     Coarsen(),
     CoarsenRows(),
     LaunchBounds(),
