@@ -18,6 +18,7 @@ from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
+from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     BlockShape(),
     Restrict(),
     Unroll(),
+    Tabulate(),
     Promote(),
     Specialise(),
     BatchLoads(),
