@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 from tree_sitter import Node
 
@@ -33,6 +34,14 @@ _SPELLED: dict[str, Type] = {
 }
 _RANK: tuple[Type, ...] = ("bool", "int", "unsigned", "int64", "uint64", "half", "float", "double")
 INTEGERS: frozenset[Type] = frozenset(("bool", "int", "unsigned", "int64", "uint64"))
+# Mathematical functions that C++ overloads: of float they give float, of double or an integer double. With `f` behind
+# the name they are the float ones.
+_MATH = """
+    acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 exp10 expm1 fabs fdim floor fma
+    fmax fmin fmod hypot log log10 log1p log2 pow rint round rsqrt sin sinh sqrt tan tanh trunc
+"""
+OVERLOADED = frozenset(_MATH.split())
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COMPARES = frozenset(("==", "!=", "<", ">", "<=", ">=", "&&", "||"))
 _VECTOR = re.compile(r"(float|double|int|uint)[1-4]")
 
@@ -54,11 +63,21 @@ def common(a: Type, b: Type) -> Type:
 class Types:
     """The types of a kernel's parameters and local variables; a name declared with two types is unknown."""
 
-    def __init__(self, kernel: Kernel, body: Node) -> None:
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        body: Node,
+        aliases: Mapping[str, str] = _NOTHING,
+        constants: Mapping[str, Type] = _NOTHING,
+    ) -> None:
+        """`aliases`: what names of types stand for (`typedef float real;`); `constants`: macros, constants
+        and functions of the file."""
+        self._aliases = aliases
         self._names: dict[str, Type] = {}
         self._elements: dict[str, Type] = {}
         self._vectors: dict[str, Type] = {}
-        for param in kernel.params:
+        self._constants = constants
+        for param in kernel.params if kernel is not None else ():
             self._declare(param.name, param.element, param.pointer)
         for name, spelling, levels, value in _declarations(body):
             if spelling == "auto" and levels == 0 and value is not None:
@@ -67,6 +86,7 @@ class Types:
                 self._declare(name, spelling, levels)
 
     def _declare(self, name: str, spelling: str, levels: int) -> None:
+        spelling = " ".join(self._aliases.get(word, word) for word in spelling.split())
         vector = _VECTOR.fullmatch(spelling.replace("const", "").strip())
         if vector and levels == 0:
             self._merge(self._vectors, name, of_spelling(vector[1]))
@@ -81,6 +101,10 @@ class Types:
 
     def __contains__(self, name: str) -> bool:
         return name in self._names or name in self._elements
+
+    def spelled(self, spelling: str) -> Type:
+        """The type that a spelling in this file means."""
+        return of_spelling(" ".join(self._aliases.get(word, word) for word in spelling.split()))
 
     def name(self, name: str) -> Type:
         """The type of a scalar variable or parameter."""
@@ -97,12 +121,12 @@ class Types:
         if kind in ("true", "false"):
             return "bool"
         if kind == "identifier":
-            return self._names.get(text(node), "unknown")
+            return self._names.get(text(node), self._constants.get(text(node), "unknown"))
         if kind in ("parenthesized_expression", "condition_clause") and node.named_child_count == 1:
             return self.of(node.named_children[0])
         if kind == "cast_expression":
             to = field(node, "type")
-            return of_spelling(text(to)) if to is not None else "unknown"
+            return self.spelled(text(to)) if to is not None else "unknown"
         if kind == "subscript_expression" or (kind == "pointer_expression" and text(node).startswith("*")):
             argument = field(node, "argument")
             return self._elements.get(text(argument), "unknown") if argument is not None else "unknown"
@@ -145,9 +169,20 @@ class Types:
         function = field(node, "function")
         code = text(function) if function is not None else ""
         cast = re.fullmatch(r"(?:static_cast|reinterpret_cast)\s*<([^<>]*)>", code)
-        if cast or of_spelling(code) != "unknown":
-            return of_spelling(cast[1] if cast else code)
-        return "unknown"
+        if cast or self.spelled(code) != "unknown":
+            return self.spelled(cast[1] if cast else code)
+        arguments = field(node, "arguments")
+        given = [self.of(n) for n in arguments.named_children if n.type != "comment"] if arguments is not None else []
+        name = code.removeprefix("std::").removeprefix("::")
+        if name.endswith("f") and name[:-1].lstrip("_") in OVERLOADED:
+            return "float"
+        if code in self._constants:
+            return self._constants[code]
+        if not given or "unknown" in given:
+            return "unknown"
+        if name in OVERLOADED:
+            return "float" if set(given) == {"float"} else "double"
+        return max(given, key=_RANK.index) if name in ("min", "max", "abs") else "unknown"
 
 
 def of_literal(code: str) -> Type:

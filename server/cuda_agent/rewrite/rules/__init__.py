@@ -9,6 +9,7 @@ from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
+from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.pad import Pad
@@ -21,6 +22,7 @@ from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.stage import Stage
 from cuda_agent.rewrite.rules.stream_hints import StreamHints
+from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -45,10 +47,12 @@ RULES: tuple[Rule, ...] = (
     BlockShape(),
     Restrict(),
     Unroll(),
+    Tabulate(),
     Promote(),
     Specialise(),
     BatchLoads(),
     Divide(),
+    FloatLiterals(),
     Coarsen(),
     CoarsenRows(),
     StreamHints(),
