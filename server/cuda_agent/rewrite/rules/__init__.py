@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
@@ -44,5 +45,6 @@ RULES: tuple[Rule, ...] = (
     Divide(),
     Coarsen(),
     CoarsenRows(),
+    Barrier(),
     LaunchBounds(),
 )
