@@ -11,6 +11,7 @@ from typing import Literal
 
 from tree_sitter import Node
 
+from cuda_agent.judge import vocabulary
 from cuda_agent.model import Kernel
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.syntax import text
@@ -34,6 +35,10 @@ _SPELLED: dict[str, Type] = {
 _RANK: tuple[Type, ...] = ("bool", "int", "unsigned", "int64", "uint64", "half", "float", "double")
 INTEGERS: frozenset[Type] = frozenset(("bool", "int", "unsigned", "int64", "uint64"))
 _COMPARES = frozenset(("==", "!=", "<", ">", "<=", ">=", "&&", "||"))
+# Mathematical functions that give integers, truth values or nothing, or take the type from elsewhere.
+_NOT_REAL = re.compile(
+    r"(is\w+|signbit|ilogb|l?lrint|l?lround|l?labs|abs|frexp|ldexp|modf|remquo|scalbl?n|jn|yn|nan|sincos)f?$"
+)
 _VECTOR = re.compile(r"(float|double|int|uint)[1-4]")
 
 
@@ -147,7 +152,19 @@ class Types:
         cast = re.fullmatch(r"(?:static_cast|reinterpret_cast)\s*<([^<>]*)>", code)
         if cast or of_spelling(code) != "unknown":
             return of_spelling(cast[1] if cast else code)
-        return "unknown"
+        return self._math(code.removeprefix("::").removeprefix("std::"), node)
+
+    def _math(self, name: str, call: Node) -> Type:
+        """Of CUDA's mathematical functions: `expf` gives float, `exp` what it is given, double for integers."""
+        if _NOT_REAL.match(name) or name not in vocabulary.CALLS:
+            return "unknown"
+        if name.endswith("f") and name[:-1] in vocabulary.CALLS:
+            return "float"
+        arguments = field(call, "arguments")
+        given = [self.of(n) for n in arguments.named_children if n.type != "comment"] if arguments is not None else []
+        if f"{name}f" not in vocabulary.CALLS or not given or "unknown" in given or "half" in given:
+            return "unknown"
+        return "float" if set(given) == {"float"} else "double"
 
 
 def of_literal(code: str) -> Type:

@@ -10,6 +10,7 @@ from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
+from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.private_table import PrivateTable
@@ -47,4 +48,5 @@ RULES: tuple[Rule, ...] = (
     CoarsenRows(),
     Barrier(),
     LaunchBounds(),
+    FastMath(),
 )
