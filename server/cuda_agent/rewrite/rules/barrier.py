@@ -30,14 +30,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import vocabulary
 from cuda_agent.model import Assumption, Edit
-from cuda_agent.rewrite import blocks, shared, syntax
+from cuda_agent.rewrite import blocks, calls, shared, syntax
 from cuda_agent.rewrite.analysis import access, aliasing, trips
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.polynomial import Poly
@@ -129,22 +128,12 @@ class _Redundant:
                 raise RuleRefused(f"{name} is a macro that may touch memory: the barriers stay")
 
     def _check_call(self, name: str) -> None:
-        own = self._functions.get(name)
+        definitions = calls.definitions(self.context.module).get(name)
+        own = "".join(text(d) for d in definitions) if definitions else None
         if own is None and name not in vocabulary.CALLS and not name.startswith("atomic"):
             raise RuleRefused(f"it is not known what {name}() does: the barriers stay")
         if _HIDDEN.search(own or "") or re.search(r"__shared__|sync", own or "") or re.search("sync$", name):
             raise RuleRefused(f"{name}() is where threads work together too: the barriers stay")
-
-    @cached_property
-    def _functions(self) -> dict[str, str]:
-        """The text of every function of the file, overloads together."""
-        found: dict[str, str] = {}
-        for d in walk(self.context.module.root, "function_definition", into=("function_definition",)):
-            declarator = d.child_by_field_name("declarator")
-            name = re.match(r"[*&\s]*(\w+)\s*\(", text(declarator)) if declarator is not None else None
-            if name is not None:
-                found[name[1]] = found.get(name[1], "") + text(d)
-        return found
 
     def _steady(self) -> frozenset[str]:
         """Names that have one value for a thread's whole life."""

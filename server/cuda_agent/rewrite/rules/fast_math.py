@@ -15,13 +15,14 @@ no divisor is above 2^126, else the quotient would be 0 (assumed).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tree_sitter import Node
 
 from cuda_agent import config
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite import calls, syntax
 from cuda_agent.rewrite.arithmetic import Types
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
@@ -76,10 +77,16 @@ def _plain(name: str) -> str:
 
 def _calls(context: Context, types: Types) -> Iterator[Node]:
     """The names of the called functions that have an approximate twin."""
+    own = calls.definitions(context.module)
+    vectors = re.search(r"\b(float|double)[234]\b", text(context.body))  # for which a header may overload expf
     for name, call in syntax.calls(context.body):
+        if name in own:
+            continue
         arguments = [n for n in syntax.field(call, "arguments").named_children if n.type != "comment"]
-        overloaded = _plain(name) in _OVERLOADED and arguments and all(types.of(a) == "float" for a in arguments)
-        if name in _FUNCTIONS or overloaded:
+        kinds = {types.of(a) for a in arguments}
+        if (name in _FUNCTIONS and not (vectors and "unknown" in kinds)) or (
+            _plain(name) in _OVERLOADED and kinds == {"float"}
+        ):
             yield syntax.field(call, "function")
 
 
