@@ -2,11 +2,11 @@
 
 An archive holds `original.cu` and either `kernel.cu`, which takes the place of the kernel's definition there, or
 `candidate.cu`, the whole file; any other file lies beside them. Its first paragraph says why it matters. Settings:
-`kernel`, `args`, `timeout`, `in_program: yes`, `hidden_cases` (no more than so many); `expect` (emulator) and
-`expect_gpu`: the exit code and the gates that may stop it, or `error` where there is no verdict; `says`: a regular
-expression on the gate's sentence, `says_emulator` one for the emulator only; `catalogue`: its line of the catalogue;
-`alone: yes`: no other gate sees it; `rule`: the rewrite rule that a control stands for; `fewer_sectors: yes`;
-`never_faster: yes`. What runs on the simulated GPU: `simulation.py`.
+`kernel`, `args`, `timeout`, `in_program: yes`, `hidden_cases` (no more than so many); `allow`: the precision that the
+person opted in to; `expect` (emulator) and `expect_gpu`: the exit code and the gates that may stop it, or `error` where
+there is no verdict; `says`: a regular expression on the gate's sentence, `says_emulator` one for the emulator only;
+`catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it; `rule`: the rewrite rule that a control
+stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the simulated GPU: `simulation.py`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ class Bench:
             options = replace(options, deadline_s=seconds)
         if most := int(settings.get("hidden_cases", 0)):
             options = replace(options, hidden_cases=most)
+        if allow := settings.get("allow", "").split():
+            options = replace(options, allow=frozenset(allow))  # type: ignore[arg-type]
         return VerifyRequest(
             folder / "original.cu",
             candidate,

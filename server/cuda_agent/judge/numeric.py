@@ -3,7 +3,8 @@
 Integers, booleans, indices and unknown types: exact. Floats, in this order: the person's tolerance; else, for float32,
 a float64 shadow of the kernel (`shadow.py`) measures how far original and candidate are from the exact result, and the
 candidate may be twice as far as the original, in the largest error and in relative L2; else, where no shadow can be
-had, the largest absolute difference from the original may be `RULE[dtype]` times the largest magnitude in its output.
+had, the largest absolute difference from the original may be `RULE[dtype]` times the largest magnitude in its output;
+that is enough too for fast-math that the person opted in to.
 Twice the original's own spread over repeats is always allowed. NaN and infinities sit where the original has them.
 """
 

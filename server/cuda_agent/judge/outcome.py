@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_agent.device import jobs
 from cuda_agent.errors import DeadlineExceeded, WorkerDied, WorkloadError
-from cuda_agent.judge import numeric, shadow
+from cuda_agent.judge import numeric, shadow, vocabulary
 from cuda_agent.judge.baseline import Baseline, buffer_name, dtypes, mask, poison_of, totals
+from cuda_agent.model import NumericClass
 
 if TYPE_CHECKING:
     from cuda_agent.judge.case import Case, Results
@@ -174,13 +175,22 @@ def _classify(
         index,
         buffer_name(case, index, b),
         row,
-        declared=case.candidate.numeric,
+        declared=_declared(case),
         max_ref=base.max_ref[b],
         tolerance=case.tolerance(index, b),
         spread=base.spread[b],
         why=why,
         shadow=arbiter,
     )
+
+
+def _declared(case: Case) -> NumericClass:
+    """The class that a candidate claims. "fast-math" is its own only with such intrinsics in the text and the person's
+    word: the scaled tolerance is enough then."""
+    words = vocabulary.newly("fast-math", case.candidate.original, case.candidate.text)
+    if words and "fast-math" in case.options.allow:
+        return "fast-math"
+    return "reassociated" if case.candidate.numeric == "fast-math" else case.candidate.numeric
 
 
 def _arbitrated(
@@ -192,7 +202,7 @@ def _arbitrated(
         for row in rows
         if shadow.arguable(case, index, row.result)
         and not shadow.unusual(case, index, row.result["buffer"], row.result["max_abs"])
-        and not (row.within and case.options.shadow == "wide")
+        and not (row.within and (case.options.shadow == "wide" or _declared(case) == "fast-math"))
     ]
     if not asked:
         return tuple(rows)

@@ -7,6 +7,7 @@ Names from the CUDA C++ Programming Guide (language extensions, mathematical fun
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # Word → why it may not be new. Whole words in device code, macros that become used included.
 FORBIDDEN: dict[str, str] = {
@@ -120,3 +121,13 @@ def forbidden(word: str) -> str | None:
 def downgrade(word: str, allow: frozenset[str]) -> str | None:
     """Name of the precision downgrade a word stands for, unless the person allowed it."""
     return next((name for name, words in PRECISION.items() if name not in allow and words.fullmatch(word)), None)
+
+
+@lru_cache(maxsize=256)
+def newly(kind: str, original: str, candidate: str) -> frozenset[str]:
+    """The words of one precision downgrade that a candidate has and its original lacks."""
+    return _words(kind, candidate) - _words(kind, original)
+
+
+def _words(kind: str, text: str) -> frozenset[str]:
+    return frozenset(word for word in set(re.findall(r"\w+", text)) if PRECISION[kind].fullmatch(word))

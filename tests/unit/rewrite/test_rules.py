@@ -4,11 +4,13 @@ tests/markers/rules."""
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from archive import Archive, archives
+from cuda_agent import config
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
 from cuda_agent.model import Arg, Buffer, Candidate, Facts, Launch, Pointer, Workload
@@ -67,9 +69,16 @@ def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
     return context, "no site"
 
 
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    yield
+    config.use(config.Settings())
+
+
 @pytest.mark.parametrize("path", archives(FOLDER), ids=lambda p: p.stem)
 def test_rule(path: Path, update: bool) -> None:
     archive = Archive.read(path)
+    config.use(config.parse(config.from_words(archive.settings.get("set", "").split())))
     context, got = attempt(archive)
     name = "after.diff" if isinstance(got, Candidate) else "refusal.txt"
     said = unified_diff(got.original, got.text, "before.cu") if isinstance(got, Candidate) else got + "\n"

@@ -67,7 +67,7 @@ def violations(before: Selection, after: Selection, allow: frozenset[str] = froz
     yield from _attributes(before, after)
     yield from _directives(before, after)
     yield from _state(before, after)
-    yield from _calls(before, after)
+    yield from _calls(before, after, allow)
 
 
 # ---------------------------------------------------------------- outside the kernel
@@ -297,14 +297,17 @@ def _state(before: Selection, after: Selection) -> Iterator[str]:
             yield f"new `{word}` variable in device code: it outlives the launch"
 
 
-def _calls(before: Selection, after: Selection) -> Iterator[str]:
-    """Calls go to device functions of the file, to CUDA's own, or to what the original calls already."""
+def _calls(before: Selection, after: Selection, allow: frozenset[str]) -> Iterator[str]:
+    """Calls go to device functions of the file, to CUDA's own, to what the original calls already, or to functions of a
+    precision that the person allows."""
     known = set(_called(before)) | vocabulary.CALLS | {helper.name for helper in after.helpers}
     local = _local_names(after)
     macros = set(re.findall(r"#define (\w+)\(", "\n".join(t.text for t in before.tokens if t.kind == "directive")))
     types = {token.text for token in before.device_tokens if token.kind == "word"}
     for name in sorted(set(_called(after)) - known - local - macros - types):
         if name.startswith(".") and name[1:] in vocabulary.METHODS:
+            continue
+        if any(vocabulary.PRECISION[kind].fullmatch(name) for kind in allow):
             continue
         yield f"device code newly calls {name}(), which is neither in this file nor a CUDA device function known here"
 

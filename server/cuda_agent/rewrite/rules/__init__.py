@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
+from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
@@ -56,5 +58,7 @@ RULES: tuple[Rule, ...] = (
     Coarsen(),
     CoarsenRows(),
     StreamHints(),
+    Barrier(),
     LaunchBounds(),
+    FastMath(),
 )

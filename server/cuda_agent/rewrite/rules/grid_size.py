@@ -20,7 +20,10 @@ from tree_sitter import Node
 from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.syntax import text
+from cuda_agent.rewrite.syntax import squeeze, text
+
+_DIVISORS = tuple(2**i for i in range(1, 13))
+_LARGEST = 4  # that leave a block to every multiprocessor
 
 BLOCKS_PER_SM = 8  # as many as can be resident with 256 threads each
 
@@ -35,9 +38,9 @@ class GridSize(Rule):
         blocks = min(s.grid[0] for s in context.shapes)
         per_launch = min(s.blocks for s in context.shapes)
         sms = context.device.sms if context.device else 132
-        for k in (2, 4, 8, 16, 32):
-            if blocks // k >= 1 and per_launch // k >= sms:
-                yield Site(self.name, context.kernel.name_span, {"divide": k})
+        fitting = [k for k in _DIVISORS if blocks // k >= 1 and per_launch // k >= sms]
+        for k in [*fitting[:2], *fitting[2:][-_LARGEST:]]:
+            yield Site(self.name, context.kernel.name_span, {"divide": k})
         if per_launch < BLOCKS_PER_SM * sms and _only_starts(context):
             for k in (2, 4, 8, 16):
                 if per_launch * k <= 2 * BLOCKS_PER_SM * sms:
@@ -58,9 +61,13 @@ class GridSize(Rule):
 
 
 def strides_by_grid(context: Context) -> bool:
-    """gridDim.x is used, and only inside loop updates or in variables that only loop updates use."""
+    """gridDim.x is used, and only inside loop updates or in variables that only loop updates use. A loop may stand in a
+    macro of the file, `#define KERNEL_LOOP(i, n) for (…)`."""
     uses = [n for n in syntax.of_type(context.body, "identifier") if text(n) == "gridDim"]
-    if not uses or re.search(r"gridDim\.[yz]|grid\.sync|cooperative_groups::this_grid", text(context.body)):
+    macros = [_macro(context, n) for n in syntax.of_type(context.body, "function_definition")]
+    if not all(macros) or not (uses or macros):
+        return False
+    if re.search(r"gridDim\.[yz]|grid\.sync|cooperative_groups::this_grid", text(context.body)):
         return False
     names = set()
     for use in uses:
@@ -99,6 +106,22 @@ def _only_starts(context: Context) -> bool:
         for n in syntax.of_type(context.body, "identifier")
         if text(n) in names
     )
+
+
+def _macro(context: Context, node: Node) -> bool:
+    """`KERNEL_LOOP(i, n) { … }` (a function's definition to the parser), where the macro is a loop over the grid."""
+    declarator = node.child_by_field_name("declarator")
+    name = re.match(r"\w+", text(declarator)) if declarator is not None else None
+    if name is None:
+        return False
+    found = re.findall(rf"^[ \t]*#[ \t]*define[ \t]+{name[0]}\(([^)]*)\)((?:.*\\\r?\n)*.*)$", context.text, re.M)
+    if len(found) != 1:
+        return False
+    variable = re.escape(found[0][0].split(",")[0].strip())
+    loop = squeeze(found[0][1].replace("\\", ""))
+    stride = r"(gridDim\.x\*blockDim\.x|blockDim\.x\*gridDim\.x)"
+    parts = re.fullmatch(rf"for\(\w*?{variable}=([^;]*);{variable}<[^;]*;{variable}\+=\(?{stride}\)?\)", loop)
+    return parts is not None and syntax.is_global_id(parts[1], "x")
 
 
 def _in_update(node: Node) -> bool:
