@@ -139,6 +139,7 @@ class Build:
     compiler: str
     flags: tuple[str, ...]
     origin: Literal["compile_commands", "recorded", "default"]
+    through: Path | None = None  # of a header: the source that includes it and is compiled with it (`toolchain.header`)
 
 
 @dataclass(frozen=True, slots=True)

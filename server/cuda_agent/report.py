@@ -46,10 +46,10 @@ def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, An
     target = arch or target_arch(build)
     binary = compiler.compile(build, text, target)
     limits = occupancy.limits(target)
-    rows = []
+    rows, own = [], {one.qualified_name for one in module.kernels}
     for facts in binary.kernels.values():
         name = names.kernel_name(facts.mangled)
-        if wanted is not None and name != wanted:
+        if (wanted is not None and name != wanted) or (build.through is not None and name not in own):
             continue
         row = asdict(facts)
         row["kernel"] = name

@@ -59,7 +59,7 @@ def why_not(device: Device, build: Build) -> str:
 
 def _prove(device: Device, build: Build) -> str:
     try:
-        binary = device.compile(replace(build, flags=()), KNOWN_BAD)
+        binary = device.compile(replace(build, flags=(), through=None), KNOWN_BAD)
         held = jobs.BlobSource(None, {ZEROS: bytes(256)}).add_binary(binary)
         steps = [jobs.load_step(binary, "bad"), jobs.launch_step("bad", "bad", _bad_launch(binary), trace=True)]
         *_, launched = device.run(jobs.Job(steps, 60.0, "known-bad kernel", frozenset({binary.sha256})), held)

@@ -177,7 +177,7 @@ def _missed(tool: str, shown: Checked) -> str:
 @contextmanager
 def _tasks(case: Case, index: int) -> Iterator[dict[Run, Task]]:
     """Every run that may be asked for, its blobs on disk. initcheck gets the pure outputs as they were allocated."""
-    bad = case.device.compile(replace(case.build, flags=()), KNOWN_BAD)
+    bad = case.device.compile(replace(case.build, flags=(), through=None), KNOWN_BAD)
     binaries = (bad, case.original_binary, case.candidate_binary)
     launches = {ORIGINAL: case.original_launch("run", index), CANDIDATE: case.candidate_launch("run", index)}
     outputs = case.baseline(index).poisoned

@@ -14,8 +14,9 @@ from cuda_agent.judge.baseline import PATTERNS, dtypes, poison_of
 from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.edit_tokens import select
 from cuda_agent.judge.widen import refusal, widen
-from cuda_agent.model import Arg, Binary, Launch, Pointer
+from cuda_agent.model import Arg, Binary, Build, Launch, Pointer
 from cuda_agent.toolchain import names
+from cuda_agent.toolchain.header import unit_of
 from cuda_agent.toolchain.slice import slice_kernels, with_headers
 from cuda_agent.workload.elements import SIZES, element_of, plain
 
@@ -67,24 +68,25 @@ def _compile(case: Case) -> Binary:
     words = (token.text for token in selection.device_tokens if token.kind == "word")
     if why := refusal(words, code, [(param.name, param.type) for param in case.kernel.params]):
         raise NoShadow(why)
-    whole = _whole(case)
+    build, whole = _whole(case)
     try:
-        return case.device.compile(case.build, widen(whole))
+        return case.device.compile(build, widen(whole))
     except (CompileError, Unsupported) as error:
         first = error
     try:  # host code that needs float32 (a library's arguments): the kernel alone
-        alone = slice_kernels(whole, str(case.build.file), [case.kernel.qualified_name])
+        alone = slice_kernels(whole, str(build.file), [case.kernel.qualified_name])
         instances = {widened(names.demangle(launch.mangled)) for launch in case.launches if "<" in launch.demangled}
         text = _HEADERS + widen(alone) + "".join(f"\ntemplate __global__ {instance};" for instance in sorted(instances))
-        return case.device.compile(case.build, text)
+        return case.device.compile(build, text)
     except (ToolchainError, Unsupported, SourceError) as error:
         raise NoShadow(f"it does not compile in float64 ({str(first).splitlines()[0]})") from error
 
 
-def _whole(case: Case) -> str:
-    """The file with the project's own headers in place."""
-    folders = [case.build.directory / flag[2:] for flag in case.build.flags if flag.startswith("-I")]
-    return with_headers(case.original, case.build.file, folders)
+def _whole(case: Case) -> tuple[Build, str]:
+    """The file, or the source that a header is compiled with, with the project's own headers in place."""
+    build, text = unit_of(case.build, case.original)
+    folders = [build.directory / flag[2:] for flag in build.flags if flag.startswith("-I")]
+    return build, with_headers(text, build.file, folders)
 
 
 def widened(demangled: str) -> str:
@@ -158,7 +160,7 @@ def _args(case: Case, launch: Launch, kinds: list[Any]) -> list[Arg]:
     if len(types) != len(args):
         raise NoShadow("its parameters are not known by type")
     placed: list[Arg] = []
-    whole = _whole(case)
+    whole = _whole(case)[1]
     end = 0
     for type_, arg in zip(types, args, strict=True):
         enum = _is_enum(whole, plain(type_))
@@ -198,7 +200,7 @@ def _global(case: Case, symbol: str, init: Mapping[str, Any]) -> Mapping[str, An
     name = names.demangle(symbol).rpartition("::")[2]
     declared = re.search(
         rf"(?:__constant__|__device__)\s+(?:const\s+|static\s+|__\w+__\s+)*((?:\w+\s+)*?\w+)\s+{re.escape(name)}\b",
-        _whole(case),
+        _whole(case)[1],
     )
     kind = element_of(declared[1]) if declared else "bytes"
     if kind == "f32":

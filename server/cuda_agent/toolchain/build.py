@@ -17,7 +17,7 @@ from pathlib import Path
 from cuda_agent import config
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Build
-from cuda_agent.toolchain import options
+from cuda_agent.toolchain import header, options
 
 DEFAULT_FLAGS = ("-std=c++17", "-O3")
 RECORD = Path(".cuda-agent") / "builds.jsonl"
@@ -277,14 +277,18 @@ def _from_clang(words: Sequence[str]) -> list[str]:
 
 
 def find_build(file: Path) -> Build:
-    """How `file` is built: see the module. A header is built as a `.cu` beside it. The setting `extraFlags` is added.
+    """How `file` is built: see the module. A header is built as a part of a source that includes it, else as a `.cu`
+    beside it. The setting `extraFlags` is added.
 
     Raises UsageError when a compile_commands.json there is not JSON, or an extra flag misses its value.
     """
     file = file.absolute()
     default = Build(file, file.parent, "nvcc", (*DEFAULT_FLAGS, f"-I{file.parent}"), "default")
     found = _known(file)
-    if found is None and file.suffix in options.HEADERS:
+    if file.suffix in options.HEADERS and (source := header.including(file, header.sources_around(file))) is not None:
+        own = _known(source) or found or default
+        found = replace(own, file=file, through=source)
+    elif found is None and file.suffix in options.HEADERS:
         beside = (known for source in sorted(file.parent.glob("*.cu")) if (known := _known(source)))
         found = next((replace(build, file=file) for build in beside), None)
     return with_extra(found or default, config.current().extra_flags)

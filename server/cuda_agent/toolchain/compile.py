@@ -40,7 +40,7 @@ def fast_instances(tool: nvcc.Nvcc, build: Build, arch: str, kernel: str) -> tup
     """The kernel's instantiations as NVRTC is asked for them, if its slice of the original text equals the whole-file
     build: same release, and for each of them the same SASS, registers, shared memory and stack. Else an empty tuple."""
     try:
-        if not nvrtc.installed() or nvrtc.worker().version() != tool.version[:2]:
+        if build.through is not None or not nvrtc.installed() or nvrtc.worker().version() != tool.version[:2]:
             return ()
         original = build.file.read_text(encoding="utf-8")
     except (ToolMissing, OSError, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from cuda_agent import cache, config
 from cuda_agent.errors import CompileError, ToolMissing
 from cuda_agent.model import Binary, Build, Facts
-from cuda_agent.toolchain import cubin, includes, names, sandbox
+from cuda_agent.toolchain import cubin, header, includes, names, sandbox
 from cuda_agent.toolchain.build import without_arch
 
 INSTALL = (
@@ -132,16 +132,19 @@ def compile(
     if untrusted:
         includes.check(text)
     nvcc = nvcc or find()
+    file = build.file
+    build, text = header.unit_of(build, text)
     arch = specific_arch(build, arch)
     flags = device_flags(build, arch)
     store = cache.default()
     surroundings = tuple(f"{name}={os.environ.get(name, '')}" for name in sandbox.ENVIRONMENT if name != "PATH")
-    parts = (nvcc.text, str(nvcc.root), arch, flags, str(build.file), str(build.directory), surroundings, text)
+    places = (str(file), str(build.file), str(build.directory))
+    parts = (nvcc.text, str(nvcc.root), arch, flags, places, surroundings, text)
     manifest = store.key("cubin-deps", parts)
     known = store.get(manifest)
     if isinstance(known, tuple) and isinstance(hit := store.get(store.key("cubin", (parts, _hashes(known)))), Binary):
         return hit
-    binary, headers = _compile(nvcc, build, text, arch, flags, untrusted=untrusted, timeout=timeout)
+    binary, headers = _compile(nvcc, build, text, arch, flags, file, untrusted=untrusted, timeout=timeout)
     store.set(manifest, headers)
     store.set(store.key("cubin", (parts, _hashes(headers))), binary)
     return binary
@@ -181,10 +184,12 @@ def _compile(
     text: str,
     arch: str,
     flags: tuple[str, ...],
+    file: Path,
     *,
     untrusted: bool,
     timeout: float,
 ) -> tuple[Binary, tuple[str, ...]]:
+    """`file` is the one whose lines are counted."""
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         work = Path(folder)
         source, out, deps = work / build.file.name, work / "out.cubin", work / "out.d"
@@ -209,7 +214,7 @@ def _compile(
             raise _failure(build, messages, done.returncode)
         data = out.read_bytes()
         headers = project_headers(deps.read_text(errors="replace"), source, build.directory, nvcc.root)
-    found = with_ptxas(cubin.read(data, str(build.file)), done.stderr, arch)
+    found = with_ptxas(cubin.read(data, str(file)), done.stderr, arch)
     sha = hashlib.sha256(data).hexdigest()
     return Binary("cubin", data, sha, found, "nvcc", flags, nvcc.text), headers
 

@@ -13,7 +13,7 @@ from cuda_agent.device.emulator import native, nvcc, options
 from cuda_agent.device.emulator.unit import Unit, translate_unit
 from cuda_agent.errors import CompileError, Unsupported
 from cuda_agent.model import Binary, Build, Facts
-from cuda_agent.toolchain import includes, names, sandbox
+from cuda_agent.toolchain import header, includes, names, sandbox
 
 TIMEOUT = 180.0
 # The type name of a kernel's local class (CUEMU_KERNEL): `Z<encoding of the kernel>E12cuemu_kernel`.
@@ -33,6 +33,7 @@ def compile(
     """
     if untrusted:
         includes.check(text)
+    build, text = header.unit_of(build, text)
     parsed = options.parse(build.flags, build.directory)
     flags = ["-include", "cuda_runtime.h", *nvcc.compile_flags(parsed, traced=traced), "-w"]
     folders = [build.directory / name for name in parsed.includes]

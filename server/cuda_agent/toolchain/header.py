@@ -1,0 +1,85 @@
+"""Kernels in a header: they are compiled as a part of a source that includes it.
+
+A header alone has neither the macros that stand before its `#include` nor the launches that make a template's
+instantiations. So a header's `Build` names such a source (`through`), and what is compiled is that source with the
+header's text in the directive's place, under `#line`: diagnostics and debug lines stay the header's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cuda_agent.model import Build
+
+MOST = 64  # sources that are looked through
+LARGEST = 1 << 20  # bytes of a file that is looked through
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">].*$', re.MULTILINE)
+
+
+def sources_around(header: Path) -> list[Path]:
+    """Sources that may include it: beside it, one folder up, and in the folders there."""
+    up = header.parent.parent
+    found: dict[Path, None] = {}
+    for folder in (header.parent, up, *sorted(path for path in up.iterdir() if path.is_dir())):
+        try:
+            found.update(dict.fromkeys(sorted(folder.glob("*.cu"))))
+        except OSError:  # a folder that may not be read
+            continue
+    return list(found)[:MOST]
+
+
+def including(header: Path, sources: Iterable[Path]) -> Path | None:
+    """The first source that includes the header, itself or through other headers."""
+    for source in sources:
+        text = _read(source)
+        if text is not None and _spliced(text, source, header, "", (), set()) is not None:
+            return source
+    return None
+
+
+def unit_of(build: Build, text: str) -> tuple[Build, str]:
+    """What is compiled for `text` as the content of `build.file`: for a header the source that includes it, with its
+    own build; for any other file, and where that source no longer includes it, the text as it is."""
+    if build.through is None:
+        return build, text
+    folders = [Path(flag[2:]) for flag in build.flags if flag.startswith("-I")]
+    source = _read(build.through)
+    spliced = _spliced(source, build.through, build.file, text, folders, set()) if source is not None else None
+    if spliced is None:
+        return replace(build, through=None), text
+    return replace(build, file=build.through, through=None), spliced
+
+
+def _spliced(text: str, path: Path, header: Path, content: str, folders: Sequence[Path], seen: set[Path]) -> str | None:
+    """`text`, the content of `path`, with `content` where it first includes the header; None when it does not."""
+    seen.add(path.resolve())
+    for match in _INCLUDE.finditer(text):
+        found = next((f / match[1] for f in (path.parent, *folders) if (f / match[1]).is_file()), None)
+        if found is None or found.resolve() in seen:
+            continue
+        inner: str | None = content
+        if found.resolve() != header.resolve():
+            between = _read(found)
+            inner = _spliced(between, found, header, content, folders, seen) if between is not None else None
+        if inner is not None:
+            line = text.count("\n", 0, match.start()) + 2
+            part = f"{_line(1, header if found.resolve() == header.resolve() else found)}\n{inner}\n{_line(line, path)}"
+            return text[: match.start()] + part + text[match.end() :]
+    return None
+
+
+def _line(number: int, path: Path) -> str:
+    quoted = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'#line {number} "{quoted}"'
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
