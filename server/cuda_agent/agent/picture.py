@@ -205,7 +205,7 @@ def _row_plot(scale: Scale, step: Step | None, chosen: bool = False) -> Markup:
 
 def _in_tree(outcome: Outcome, step: Step) -> bool:
     """Accepted, and not only another text of the same machine code."""
-    return step.score is not None and (step.verdict is not None or _chosen(outcome, step))
+    return step.score is not None and (not step.twin or _chosen(outcome, step))
 
 
 def _chosen(outcome: Outcome, step: Step) -> bool:
