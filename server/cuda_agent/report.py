@@ -186,22 +186,15 @@ def outcome_json(best: Outcome, outcomes: Sequence[Outcome], whole: Together | N
 
 def outcomes_table(outcomes: Sequence[Outcome], whole: Together | None) -> None:
     """One line a kernel, in the order in which they were searched."""
+    from cuda_agent.agent.program import table as cells
+
+    heads, rows = cells(outcomes)
     table = Table(box=None, pad_edge=False)
-    for column in ("kernel", "of the time", "result", "gain", "tried", "seconds", "rules"):
-        table.add_column(column, justify="right" if column in ("of the time", "tried", "seconds") else "left")
-    for o in outcomes:
-        style = {"verified": "green", "undecided": "yellow", "rejected": "red"}.get(o.status, "dim")
-        timing = o.verdict.timing if o.verdict and o.status == "verified" else None
-        gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else ""
-        table.add_row(
-            Text(o.kernel),
-            f"{100 * o.share:.0f} %" if o.share is not None else "",
-            Text(o.status, style=style),
-            gain or ("not measured" if o.status == "verified" else ""),
-            str(o.tried),
-            f"{o.seconds:.0f}",
-            Text(o.candidate.origin.removeprefix("rule:") if o.candidate else ""),
-        )
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("kernel", "result", "gain", "rules") else "right")
+    colours = {"verified": "green", "undecided": "yellow", "rejected": "red"}
+    for row in rows:
+        table.add_row(*(Text(cell, style=colours.get(cell, "") if at == 2 else "") for at, cell in enumerate(row)))
     console = _console()
     console.print(table)
     if whole:

@@ -230,7 +230,7 @@ class _Search:
         verdict, note = self._quickly(candidate, binary)
         score = self._score(verdict)
         note = note or (why_rejected(verdict) if verdict else "")
-        step = Step(candidate, verdict, score, note, time.monotonic() - began, self.budget.spent)
+        step = Step(candidate, verdict, score, note, seconds=time.monotonic() - began, at=self.budget.spent)
         self._marks[mark] = step
         return step
 
@@ -240,7 +240,7 @@ class _Search:
         note, at = f"same machine code as {name}", self.budget.spent
         if first is None or first.score is None:
             return Step(candidate, None, None, note, at=at)
-        return Step(candidate, None, first.score, note, at=at)
+        return Step(candidate, None, first.score, note, twin=True, at=at)
 
     def _quickly(self, candidate: Candidate, binary: Binary) -> tuple[Verdict | None, str]:
         key = self.memory.key("quick", candidate, self.original, binary)

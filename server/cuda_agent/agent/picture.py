@@ -9,6 +9,7 @@ from importlib.resources import files
 
 from cuda_agent.agent.loop import Outcome
 from cuda_agent.agent.policies import Step
+from cuda_agent.agent.program import table
 from cuda_agent.judge.evidence import page, traffic_sentence
 from cuda_agent.judge.evidence.markup import Markup, Scale, join, tag
 from cuda_agent.rewrite import labels_of
@@ -29,21 +30,15 @@ def picture(file: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def _overview(file: str, outcomes: Sequence[Outcome]) -> Markup:
-    head = tag("tr", *(tag("th", word) for word in ("kernel", "of the time", "result", "gain", "tried", "rules")))
+    heads, cells = table(outcomes)
+    head = tag("tr", *(tag("th", word) for word in heads))
     rows = []
-    for number, o in enumerate(outcomes):
-        timing = o.verdict.timing if o.verdict and o.status == "verified" else None
-        traffic = traffic_sentence(o.verdict.traffic) if o.verdict and o.status == "verified" else ""
-        gain = f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]" if timing else traffic
-        cells = [
-            tag("td", tag("a", tag("code", o.kernel), href=f"#kernel-{number}")),
-            tag("td", f"{100 * o.share:.0f} %" if o.share is not None else ""),
-            tag("td", tag("span", f"{page.ICON.get(o.status, '·')} {o.status}", class_=o.status)),
-            tag("td", gain),
-            tag("td", o.tried),
-            tag("td", tag("code", o.candidate.origin.removeprefix("rule:")) if o.candidate else ""),
-        ]
-        rows.append(tag("tr", *cells))
+    for number, (kernel, share, status, gain, tried, seconds, rules) in enumerate(cells):
+        link = tag("a", tag("code", kernel), href=f"#kernel-{number}")
+        result = tag("span", f"{page.ICON.get(status, '·')} {status}", class_=status)
+        rows.append(
+            tag("tr", *(tag("td", cell) for cell in (link, share, result, gain, tried, seconds, tag("code", rules))))
+        )
     title = tag("header", tag("h1", tag("code", file), tag("span", f": {len(outcomes)} kernels", class_="soft")))
     return tag("article", title, tag("section", tag("div", tag("table", head, *rows), class_="scroll")))
 
@@ -147,8 +142,8 @@ def _tree(outcome: Outcome) -> Markup:
     rows += _rows(outcome, below, (), scale, ())
     heads = ("accepted by the quick judge", "gain", "", "judged in")
     header = tag("tr", *(tag("th", head, class_="n spent" if head == "judged in" else None) for head in heads))
-    table = tag("table", header, *rows, class_="tree")
-    return tag("section", tag("h2", "Tree of candidates"), tag("div", table, class_="scroll"), class_="long")
+    tree = tag("table", header, *rows, class_="tree")
+    return tag("section", tag("h2", "Tree of candidates"), tag("div", tree, class_="scroll"), class_="long")
 
 
 def _rows(
@@ -210,7 +205,7 @@ def _row_plot(scale: Scale, step: Step | None, chosen: bool = False) -> Markup:
 
 def _in_tree(outcome: Outcome, step: Step) -> bool:
     """Accepted, and not only another text of the same machine code."""
-    return step.score is not None and (step.verdict is not None or _chosen(outcome, step))
+    return step.score is not None and (not step.twin or _chosen(outcome, step))
 
 
 def _chosen(outcome: Outcome, step: Step) -> bool:
@@ -225,9 +220,9 @@ def _refused(outcome: Outcome) -> Markup:
     ]
     if not rows:
         return Markup("")
-    table = tag("div", tag("table", *rows), class_="scroll")
+    others = tag("div", tag("table", *rows), class_="scroll")
     words = f"{len(rows)} more: not accepted, or the same machine code as another"
-    return tag("section", tag("details", tag("summary", words), table), class_="long")
+    return tag("section", tag("details", tag("summary", words), others), class_="long")
 
 
 def _name(step: Step) -> str:

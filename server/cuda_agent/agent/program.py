@@ -18,6 +18,7 @@ from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
 from cuda_agent.inputs import find_or_make_all, read_source
 from cuda_agent.judge.case import Case
+from cuda_agent.judge.evidence import traffic_sentence
 from cuda_agent.model import Build, Candidate, Edit, Workload
 from cuda_agent.source import edits
 from cuda_agent.source.documents import Document
@@ -70,8 +71,9 @@ def optimize_all(
             if not everything and dev.kind != "emulator" and share is not None and share < LITTLE:
                 outcomes.append(_left_out(workload, share))
                 continue
-            part = 0.5 / (len(order) - number) + 0.5 * ((share or 0.0) / left if left > 0 else 0.0)
-            one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * min(1.0, part)), text=text)
+            equal = 1 / (len(order) - number)
+            part = equal if share is None else 0.5 * equal + 0.5 * min(1.0, share / left)
+            one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * part), text=text)
             try:
                 found = optimize(one, on_event=say, cancelled=cancelled, device=dev, workload=workload, policy=policy())
                 outcomes.append(replace(found, share=share))
@@ -84,7 +86,7 @@ def optimize_all(
                 say({"event": "note", "message": f"{workload.kernel}: {error}"})
                 outcomes.append(Outcome("undecided", workload.kernel, str(error), share=share))
                 dev.restart()
-            seconds, left = max(0.0, seconds - outcomes[-1].seconds), left - (share or 0.0)
+            seconds, left = max(0.0, seconds - outcomes[-1].seconds), max(1e-9, left - (share or 0.0))
     return outcomes
 
 
@@ -125,6 +127,32 @@ def _launch_seconds(case: Case) -> float:
 
 def _unchanged(workload: Workload, text: str) -> Candidate:
     return Candidate(workload.kernel, text, text, (), "original")
+
+
+def table(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and cells for people: one row a kernel, in the order in which they were searched."""
+    emulated = any(o.verdict is not None and o.verdict.level == "emulated" for o in outcomes)
+    heads = ("kernel", "emulator's time" if emulated else "time", "result", "gain", "tried", "seconds", "rules")
+    rows: list[tuple[str, ...]] = []
+    for o in outcomes:
+        won = o.verdict if o.status == "verified" else None
+        timing = won.timing if won else None
+        rows.append(
+            (
+                o.kernel,
+                f"{100 * o.share:.0f} %" if o.share is not None else "",
+                o.status,
+                f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]"
+                if timing
+                else traffic_sentence(won.traffic)
+                if won
+                else "",
+                str(o.tried),
+                f"{o.seconds:.0f}",
+                o.candidate.origin.removeprefix("rule:") if o.candidate else "",
+            )
+        )
+    return heads, rows
 
 
 # ---------------------------------------------------------------- all edits in one file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -151,6 +152,17 @@ def test_costs_share_the_budget(project: Path, monkeypatch: pytest.MonkeyPatch) 
     searched(project, budget_s=90.0)
     assert asked["axpy"] == pytest.approx(90 * (0.5 / 3 + 0.5 * 2 / 3), abs=5)
     assert asked["axpy"] < asked["tiny"] < 90  # what the first two left over is not lost
+
+
+def test_a_single_kernel_has_all_of_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("scale", "tiny"):
+        shutil.rmtree(project.parent / ".cuda-agent" / "captures" / name)
+    asked: list[float] = []
+    original = program.optimize
+    monkeypatch.setattr(program, "optimize", lambda r, **more: asked.append(r.budget_s) or original(r, **more))
+    outcomes, _ = searched(project, budget_s=90.0)
+    assert asked == [90.0]
+    assert outcomes[0].share is None
 
 
 def test_all_edits_in_one_file(project: Path) -> None:

@@ -127,6 +127,21 @@ def test_the_order_of_the_limits_goes_first(world: Any) -> None:
     assert found.judged[:3] == ["c(n=0)", "b(n=0)", "a(n=0)"]
 
 
+def test_a_twin_takes_no_place_in_the_beam(world: Any) -> None:
+    """b is a by another text: what stands second is c."""
+    found = world({"a": [2.0], "b": [2.0], "c": [1.9], "d": [1.5]}, {"cd": 2.0})
+    policy = search.Search()
+    state = State(lambda base: cast(Any, SimpleNamespace(base=base)), Budget())
+    for one in policy.propose(state):
+        state.steps.append(Step(one, None, found.score(one), twin=one.id.startswith("b")))
+    parents = []
+    for _ in range(2):
+        proposed = policy.propose(state)
+        parents.append({one.parent for one in proposed})
+        state.steps += [Step(one, None, 0.5) for one in proposed]
+    assert parents == [{"a(n=0)"}, {"c(n=0)"}]
+
+
 def test_refused_ones_are_not_built_on(world: Any) -> None:
     found = world({"a": [None], "b": [1.2]})
     found.search()

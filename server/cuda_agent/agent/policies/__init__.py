@@ -28,6 +28,7 @@ class Step:
     verdict: Verdict | None
     score: float | None
     note: str = ""
+    twin: bool = False  # another text of a judged candidate's machine code: its score, and no verdict of its own
     seconds: float = 0.0  # of the judgement
     at: float = 0.0  # seconds into the search when it was judged
 

@@ -1,13 +1,15 @@
-"""The search policy: no model. Rounds come from five stages, each asked only when those before it have nothing new:
+"""The search policy: no model. Rounds come from stages, each asked only when those before it have nothing new, so that
+whatever is found goes through all of them, and a short budget is spent on what promises most:
 
-1. singles: every rule alone at every place, with its two most promising parameters;
-2. composition: a small beam, the best accepted candidates times the rules they do not have yet, those that gave most
-   alone first. The best is tried with every rule: one that gave nothing alone may give something there;
-3. tuning: the numbers of the best (block and grid size, unrolling, elements a thread, …) by coordinate descent, one
+1. singles: every rule alone at every place, with its most promising parameters;
+2. composition: a small beam, the best accepted candidates times the rules that they do not have yet and that gave
+   something alone, or could not act alone;
+3. the singles' second parameters;
+4. composition of the best with all other rules: one that gave nothing alone may give something there;
+5. tuning: the numbers of the best (block and grid size, unrolling, elements a thread, …) by coordinate descent, one
    rule's parameter at a time over all values that the rule lists, until no change gives anything;
-4. minimisation: the chosen candidate without each one of its rules, also those in the middle;
-5. the rest: parameters not tried yet of rules that came near, on the best and alone. What is better goes through the
-   stages before.
+6. minimisation: the chosen candidate without each one of its rules, also those in the middle;
+7. the rest: parameters not tried yet of rules that came near, on the best and alone.
 
 Coordinate descent, because the lists are short (at most half a dozen legal values a rule, and each rule decides what is
 legal on the text as it is by then) and a search tries tens of configurations, not thousands. Kernel Tuner's strategies
@@ -17,6 +19,7 @@ Alembic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cuda_agent.agent.policies import WORTH, State, Step
@@ -24,10 +27,9 @@ from cuda_agent.model import Candidate
 from cuda_agent.rewrite import Move, Recipe, moves, replay
 from cuda_agent.rewrite.rule import Context
 
-GAIN = 1.02  # a rule with so much of a gain alone is worth trying on the second best too
 NEAR = 0.9  # of the best: what is further behind is not built on
 BEAM = 2
-FIRST = 2  # parameters of a rule at a place that are tried before everything else
+SECOND = 2  # parameters of a rule at a place that are tried without any sign that they will help
 
 Child = tuple[Move, Candidate]
 
@@ -41,12 +43,14 @@ class Search:
         self._order = {rule: number for number, rule in enumerate(order)}
         self._recipes: dict[str, Recipe] = {}
         self._children: dict[str | None, list[Child]] = {}
-        self._composed: set[frozenset[tuple[str, int]]] = set()
+        self._composed: dict[frozenset[tuple[str, int]], str] = {}  # rules → the one candidate that is built on
 
     def propose(self, state: State) -> Sequence[Candidate]:
         stages: tuple[Callable[[State], Iterator[Child]], ...] = (
-            self._singles,
-            self._compositions,
+            lambda state: iter(_first(self._on(state, None), 1)),
+            self._promising,
+            lambda state: iter(_first(self._on(state, None), SECOND)),
+            self._others,
             self._tunings,
             self._smaller,
             self._rest,
@@ -58,27 +62,30 @@ class Search:
         return []
 
     def ahead(self, context: Context) -> Sequence[Candidate]:
-        return [made for _, made in _first(self._of(context))]
+        return [made for _, made in _first(self._of(context), 1)]
 
     # ------------------------------------------------------------ stages
 
-    def _singles(self, state: State) -> Iterator[Child]:
-        yield from _first(self._on(state, None))
-
-    def _compositions(self, state: State) -> Iterator[Child]:
+    def _promising(self, state: State) -> Iterator[Child]:
         """One parent a round: what the first one gives decides whether the second still is one."""
         alone = self._alone(state)
-        for number, parent in enumerate(self._beam(state)):
-            key = frozenset((move.rule, move.place) for move in self._recipes[parent.candidate.id])
-            if key in self._composed:
-                continue
-            self._composed.add(key)
-            children = _fresh(state, _first(self._on(state, parent.candidate)))
-            if number > 0:
-                children = [child for child in children if alone.get(child[0].rule, 0.0) >= GAIN]
-            if children:
-                yield from sorted(children, key=lambda child: -alone.get(child[0].rule, 0.0))
+        for parent in self._beam(state):
+            children = [child for child in self._below(state, parent) if alone.get(child[0].rule, WORTH) >= WORTH]
+            if fresh := _fresh(state, children):
+                yield from sorted(fresh, key=lambda child: -alone.get(child[0].rule, 0.0))
                 return
+
+    def _others(self, state: State) -> Iterator[Child]:
+        alone = self._alone(state)
+        for parent in self._beam(state)[:1]:
+            yield from sorted(self._below(state, parent), key=lambda child: -alone.get(child[0].rule, 0.0))
+
+    def _below(self, state: State, parent: Step) -> list[Child]:
+        """A step's own compositions. Of candidates that differ in their numbers only one has any."""
+        key = frozenset((move.rule, move.place) for move in self._recipes[parent.candidate.id])
+        if self._composed.setdefault(key, parent.candidate.id) != parent.candidate.id:
+            return []
+        return _first(self._on(state, parent.candidate), SECOND)
 
     def _tunings(self, state: State) -> Iterator[Child]:
         """All values of one parameter of the best: the first that has untried ones."""
@@ -123,6 +130,7 @@ class Search:
             step
             for step in state.steps
             if step.score is not None
+            and not step.twin
             and step.candidate.id in self._recipes
             and step.score >= NEAR * best
             and step.score >= WORTH * (scores.get(step.candidate.parent or "") or 0.0)
@@ -130,12 +138,12 @@ class Search:
         return sorted(good, key=lambda step: -(step.score or 0.0))[:BEAM]
 
     def _alone(self, state: State) -> dict[str, float]:
-        """The best score of each rule by itself."""
+        """The best score of each rule that was tried by itself; 0 where none was accepted."""
         found: dict[str, float] = {}
         for step in state.steps:
             recipe = self._recipes.get(step.candidate.id, ())
-            if len(recipe) == 1 and step.score is not None:
-                found[recipe[0].rule] = max(found.get(recipe[0].rule, 0.0), step.score)
+            if len(recipe) == 1:
+                found[recipe[0].rule] = max(found.get(recipe[0].rule, 0.0), step.score or 0.0)
         return found
 
     # ------------------------------------------------------------ candidates
@@ -169,14 +177,13 @@ def _fresh(state: State, children: Iterable[Child]) -> list[Child]:
     return [child for child in children if child[1].id not in known]
 
 
-def _first(children: Iterable[Child]) -> list[Child]:
-    """At most `FIRST` parameters of each rule at each place; the rules' first ones before their second ones."""
-    taken: dict[tuple[str, int], int] = {}
+def _first(children: Iterable[Child], count: int) -> list[Child]:
+    """At most `count` parameters of each rule at each place; the rules' first ones before their second ones."""
+    taken: Counter[tuple[str, int]] = Counter()
     rows: list[tuple[int, Child]] = []
     for child in children:
         key = (child[0].rule, child[0].place)
-        number = taken.get(key, 0)
-        taken[key] = number + 1
-        if number < FIRST:
-            rows.append((number, child))
+        taken[key] += 1
+        if taken[key] <= count:
+            rows.append((taken[key], child))
     return [child for _, child in sorted(rows, key=lambda row: row[0])]
