@@ -26,6 +26,7 @@ from cuda_agent.device.backend import DeviceFault, configuration
 from cuda_agent.device.driver import DriverError
 from cuda_agent.device.jobs import Step, StepFailed
 from cuda_agent.device.kernels import CudaLaunch, CudaModule, guarded
+from cuda_agent.device.turn import turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ class Task:
     blobs: Path
     unwritten: frozenset[int] = frozenset()
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, gpu: str = "") -> None:
+        """`gpu`: the UUID of the GPU whose turns the launch takes."""
         job = {"load": self.load, "launch": self.launch, "blobs": str(self.blobs), "unwritten": sorted(self.unwritten)}
-        (folder / "job.json").write_text(json.dumps(job))
+        (folder / "job.json").write_text(json.dumps({**job, "gpu": gpu}))
 
     @staticmethod
     def read(folder: Path) -> Task:
@@ -57,7 +59,11 @@ def error_of(folder: Path) -> str | None:
         return None
 
 
-def perform(task: Task, index: int) -> None:
+def gpu_of(folder: Path) -> str:
+    return str(json.loads((folder / "job.json").read_text())["gpu"])
+
+
+def perform(task: Task, index: int, gpu: str = "") -> None:
     """Raises StepFailed, DriverError (no such GPU, no context) and DeviceFault."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     driver.call("cuInit", 0)
@@ -73,8 +79,9 @@ def perform(task: Task, index: int) -> None:
     for symbol, init in task.launch.get("globals", ()):
         upload(*module.symbol(symbol), task.blobs, init)
     launch = CudaLaunch(module, configuration(task.launch, addresses), 0)
-    launch()
-    guarded("cuCtxSynchronize")
+    with turn(gpu, alone=False):  # not before: the checkers take seconds to start
+        launch()
+        guarded("cuCtxSynchronize")
     # The checkers' last words come with the end of the context.
     guarded("cuDevicePrimaryCtxRelease_v2", device)
 
@@ -122,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     end_with_input()
     error = ""
     try:
-        perform(Task.read(folder), int(device.partition(":")[2] or 0))
+        perform(Task.read(folder), int(device.partition(":")[2] or 0), gpu_of(folder))
     except (StepFailed, DeviceFault, DriverError, OSError) as problem:
         error = str(problem)
     whole = folder / "result"

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from cuda_agent.device.bare import Task, error_of
 from cuda_agent.device.client import REAP_S, Device, end_text, tail_text
-from cuda_agent.device.turn import turn
 from cuda_agent.errors import Cancelled, ToolMissing
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -133,23 +132,11 @@ def check(
 ) -> Checked:
     """Run the task in a process of its own under the tool, for at most `seconds`, start included. Raises Cancelled
     when the person stops it, and Unsupported when nothing can be put around a launch on this device."""
-    with turn(device.uuid, alone=False, cancelled=cancelled or (lambda: False)):
-        return _check(sanitizer, tool, device, task, seconds, cancelled)
-
-
-def _check(
-    sanitizer: Sanitizer,
-    tool: str,
-    device: Device,
-    task: Task,
-    seconds: float,
-    cancelled: Callable[[], bool] | None,
-) -> Checked:
     started = time.monotonic()
     # The tool leaves a folder of pipes behind when it is killed.
     with tempfile.TemporaryDirectory(prefix="cuda-agent-sanitizer-", ignore_cleanup_errors=True) as name:
         folder, log = Path(name), Path(name, "log")
-        task.write(folder)
+        task.write(folder, device.uuid)
         channel = device.bare(folder, ["env", f"TMPDIR={name}", *sanitizer.command(tool, log)])
         late = False
         try:
