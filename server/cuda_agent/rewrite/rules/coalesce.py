@@ -88,6 +88,17 @@ def _check(context: Context, other: str) -> None:
     code = text(context.body)
     if found := _WARPS.search(code):
         raise RuleRefused(f"{found.group().strip(':_')} depends on which threads form a warp")
+    check_axes_in_sight(context)
+    if any(s.grid[0] > _GRID_LIMIT for s in context.shapes):
+        raise RuleRefused(f"more than {_GRID_LIMIT} blocks in x cannot become blocks in {other}")
+    if other == "z" and any(s.block[0] > 64 for s in context.shapes):
+        raise RuleRefused("a block has at most 64 threads in z")
+    if context.kernel.launch_bounds and len(context.kernel.launch_bounds) > 2:
+        raise RuleRefused("the kernel bounds its cluster")
+
+
+def check_axes_in_sight(context: Context) -> None:
+    """RuleRefused when the thread axes are read where a rule cannot see or rename it: as a whole, or in a helper."""
     for n in syntax.of_type(context.body, "identifier"):
         whole = n.parent is None or n.parent.type != "field_expression" or squeeze(text(n.parent)) not in AXES
         if text(n) in syntax.BUILTINS and whole:
@@ -95,12 +106,6 @@ def _check(context: Context, other: str) -> None:
     for name in {callee.split("<")[0] for callee, _ in syntax.calls(context.body)}:
         if re.search(rf"\b{re.escape(name)}\s*\([^;{{]*\)\s*\{{[^}}]*\b({'|'.join(syntax.BUILTINS)})\b", context.text):
             raise RuleRefused(f"{name} reads the thread axes itself")
-    if any(s.grid[0] > _GRID_LIMIT for s in context.shapes):
-        raise RuleRefused(f"more than {_GRID_LIMIT} blocks in x cannot become blocks in {other}")
-    if other == "z" and any(s.block[0] > 64 for s in context.shapes):
-        raise RuleRefused("a block has at most 64 threads in z")
-    if context.kernel.launch_bounds and len(context.kernel.launch_bounds) > 2:
-        raise RuleRefused("the kernel bounds its cluster")
 
 
 def _renamed(context: Context, other: str) -> list[Edit]:
