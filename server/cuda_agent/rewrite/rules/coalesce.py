@@ -51,10 +51,13 @@ class Coalesce(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         used = _axes(context)
+        if "x" not in used or len(used) == 1 or not any(s.block[1:] != (1, 1) for s in context.shapes):
+            return
+        weights = [[_times(context, one, n) for one in access.of(context).globals] for n in context.numbers]
         found = []
         for other in "yz":
             if {"x", other} <= used and any(s.block["xyz".index(other)] > 1 for s in context.shapes):
-                before, after = _sectors(context, "x"), _sectors(context, other)
+                before, after = _sectors(context, weights, "x"), _sectors(context, weights, other)
                 if before and after < _ENOUGH * before:
                     found.append((after, other))
         for _, other in sorted(found):
@@ -126,13 +129,13 @@ def _swapped(parts: tuple[str, str, str], order: list[int]) -> str:
 # ---------------------------------------------------------------- is it worth it?
 
 
-def _sectors(context: Context, first: str) -> float:
+def _sectors(context: Context, weights: list[list[float]], first: str) -> float:
     """Sectors that one warp moves in the captured launches, with the axis `first` in the place of x. 0 when nothing is
-    known about any access."""
+    known about any access. `weights`: how often each access is done, per launch."""
     total = 0.0
-    for numbers in context.numbers:
-        for one in access.of(context).globals:
-            total += (_requested(one, numbers, first) or 0) * _times(context, one, numbers)
+    for numbers, times in zip(context.numbers, weights, strict=True):
+        for one, often in zip(access.of(context).globals, times, strict=True):
+            total += (_requested(one, numbers, first) or 0) * often
     return total
 
 
