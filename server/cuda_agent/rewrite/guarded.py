@@ -153,9 +153,13 @@ def frame(context: Context, loop: Node) -> Frame:
 
 def shifted(line: str, old: str, new: str) -> str:
     """The line with another indentation."""
-    if not line.strip():
+    bare = line.lstrip()
+    if not bare:
         return ""
-    return new + (line.removeprefix(old) if line.startswith(old) else line.lstrip())
+    if line.startswith(old):
+        return new + line.removeprefix(old)
+    deeper = len(line.expandtabs()) - len(bare.expandtabs()) - len(old.expandtabs())  # tabs and blanks are mixed
+    return new + " " * max(0, deeper) + bare
 
 
 def _needs_guard(node: Node) -> bool:

@@ -35,6 +35,14 @@ def sites_of(context: Context) -> tuple[LaunchSite, ...]:
     return context.sites
 
 
+def check_one_block(context: Context) -> None:
+    """RuleRefused when the launches of this file differ in block or template arguments: a size of the block that was
+    seen in some launches may then not be that of all."""
+    said = {(syntax.squeeze(site.block), tuple(map(syntax.squeeze, site.template_args))) for site in context.sites}
+    if len(said) > 1:
+        raise RuleRefused("the launches in this file have different blocks or template arguments")
+
+
 def axes(context: Context, expression: str, at: int) -> tuple[str, str, str]:
     """Texts of the x, y and z extents of a grid or block expression at the offset `at`: of an integer (n, 1, 1), of a
     dim3 its fields, of `dim3(…)` its arguments."""

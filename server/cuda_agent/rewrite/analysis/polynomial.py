@@ -155,13 +155,23 @@ class Poly:
         """Names replaced, also inside operations."""
         if not self.names & values.keys():
             return self
-        total = Poly()
+        sums: dict[Monomial, int] = {}
         for monomial, c in self.terms:
-            product = Poly.constant(c)
+            kept: list[Atom] = []
+            product: Poly | None = None
             for atom in monomial:
-                product = product * _substituted(atom, values)
-            total = total + product
-        return total
+                if atom.name not in values and not (atom.op and atom.depends & values.keys()):
+                    kept.append(atom)
+                    continue
+                new = _substituted(atom, values)
+                if new.value is not None:
+                    c *= new.value
+                else:
+                    product = new if product is None else product * new
+            whole = Poly(((tuple(kept), c),)) if c else Poly()
+            for m, d in (whole if product is None else whole * product).terms:
+                sums[m] = sums.get(m, 0) + d
+        return Poly._of(sums)
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The number. KeyError names the first value that is not given; ZeroDivisionError as in C."""

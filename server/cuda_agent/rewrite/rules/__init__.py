@@ -8,6 +8,7 @@ from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
+from cuda_agent.rewrite.rules.coarsen_block import CoarsenBlock
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.fast_math import FastMath
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     PrivateTable(),
     Stage(),
     Pad(),
+    CoarsenBlock(),
     GridSize(),
     Vectorize(),
     VectorLoop(),

@@ -51,10 +51,13 @@ class Coalesce(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         used = _axes(context)
+        if "x" not in used or len(used) == 1 or not any(s.block[1:] != (1, 1) for s in context.shapes):
+            return
+        weights = [[_times(context, one, n) for one in access.of(context).globals] for n in context.numbers]
         found = []
         for other in "yz":
             if {"x", other} <= used and any(s.block["xyz".index(other)] > 1 for s in context.shapes):
-                before, after = _sectors(context, "x"), _sectors(context, other)
+                before, after = _sectors(context, weights, "x"), _sectors(context, weights, other)
                 if before and after < _ENOUGH * before:
                     found.append((after, other))
         for _, other in sorted(found):
@@ -88,6 +91,17 @@ def _check(context: Context, other: str) -> None:
     code = text(context.body)
     if found := _WARPS.search(code):
         raise RuleRefused(f"{found.group().strip(':_')} depends on which threads form a warp")
+    check_axes_in_sight(context)
+    if any(s.grid[0] > _GRID_LIMIT for s in context.shapes):
+        raise RuleRefused(f"more than {_GRID_LIMIT} blocks in x cannot become blocks in {other}")
+    if other == "z" and any(s.block[0] > 64 for s in context.shapes):
+        raise RuleRefused("a block has at most 64 threads in z")
+    if context.kernel.launch_bounds and len(context.kernel.launch_bounds) > 2:
+        raise RuleRefused("the kernel bounds its cluster")
+
+
+def check_axes_in_sight(context: Context) -> None:
+    """RuleRefused when the thread axes are read where a rule cannot see or rename it: as a whole, or in a helper."""
     for n in syntax.of_type(context.body, "identifier"):
         whole = n.parent is None or n.parent.type != "field_expression" or squeeze(text(n.parent)) not in AXES
         if text(n) in syntax.BUILTINS and whole:
@@ -95,12 +109,6 @@ def _check(context: Context, other: str) -> None:
     for name in {callee.split("<")[0] for callee, _ in syntax.calls(context.body)}:
         if re.search(rf"\b{re.escape(name)}\s*\([^;{{]*\)\s*\{{[^}}]*\b({'|'.join(syntax.BUILTINS)})\b", context.text):
             raise RuleRefused(f"{name} reads the thread axes itself")
-    if any(s.grid[0] > _GRID_LIMIT for s in context.shapes):
-        raise RuleRefused(f"more than {_GRID_LIMIT} blocks in x cannot become blocks in {other}")
-    if other == "z" and any(s.block[0] > 64 for s in context.shapes):
-        raise RuleRefused("a block has at most 64 threads in z")
-    if context.kernel.launch_bounds and len(context.kernel.launch_bounds) > 2:
-        raise RuleRefused("the kernel bounds its cluster")
 
 
 def _renamed(context: Context, other: str) -> list[Edit]:
@@ -121,13 +129,13 @@ def _swapped(parts: tuple[str, str, str], order: list[int]) -> str:
 # ---------------------------------------------------------------- is it worth it?
 
 
-def _sectors(context: Context, first: str) -> float:
+def _sectors(context: Context, weights: list[list[float]], first: str) -> float:
     """Sectors that one warp moves in the captured launches, with the axis `first` in the place of x. 0 when nothing is
-    known about any access."""
+    known about any access. `weights`: how often each access is done, per launch."""
     total = 0.0
-    for numbers in context.numbers:
-        for one in access.of(context).globals:
-            total += (_requested(one, numbers, first) or 0) * _times(context, one, numbers)
+    for numbers, times in zip(context.numbers, weights, strict=True):
+        for one, often in zip(access.of(context).globals, times, strict=True):
+            total += (_requested(one, numbers, first) or 0) * often
     return total
 
 

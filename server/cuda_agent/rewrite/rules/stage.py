@@ -38,7 +38,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import mirror, syntax
+from cuda_agent.rewrite import launches, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips, uniform
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.affine import Induction
@@ -112,6 +112,7 @@ class Stage(Rule):
                 return
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
+        launches.check_one_block(context)
         plan = _plan(context, site.nodes["loop"], site.nodes["operands"], site.params["size"])
         block = tuple(context.numbers[0][f"blockDim.{a}"] for a in "xyz")
         said = " × ".join(str(n) for n in block if n > 1)

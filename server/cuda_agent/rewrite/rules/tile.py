@@ -37,7 +37,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import mirror, syntax
+from cuda_agent.rewrite import launches, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.affine import Induction
@@ -84,6 +84,7 @@ class Tile(Rule):
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         shape: Shape = site.nodes["shape"]
         moved: Access = site.nodes["moved"]
+        launches.check_one_block(context)
         assert shape.store is not None
         size: int = site.params["size"]
         if moved.kind == "load" and moved.array in _stored(context):
