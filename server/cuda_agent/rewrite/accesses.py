@@ -13,7 +13,7 @@ from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.calls import STORES
 from cuda_agent.rewrite.carried import local_array
-from cuda_agent.rewrite.loops import Loop
+from cuda_agent.rewrite.loops import Loop, counting
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.declared import expression
@@ -34,15 +34,16 @@ class Access:
     node: Node
 
 
-def accesses(context: Context, node: Node, variable: str = "") -> list[Access]:
-    """Every load and store under `node` beyond the thread's own memory."""
+def accesses(context: Context, node: Node, variable: str = "", turns: frozenset[str] = frozenset()) -> list[Access]:
+    """Every load and store under `node` beyond the thread's own memory. The `turns` are other variables that tell
+    iterations apart as the loop's own one does."""
     local = _values(node)
     stores = {target.id: name for name, target in layout.stored(context, node)}
     found = []
     for place in _places(context, node):
         name = text(_first(place) or place)
         both = _updates(place)
-        form = _form(context, place, local, variable)
+        form = _form(context, place, local, variable, turns)
         root = _root(context, name)
         if place.id in stores:
             found.append(Access(root, form, True, place))
@@ -79,7 +80,7 @@ def _pointer(argument: Node, pointers: set[str]) -> bool:
 
 
 def _first(place: Node) -> Node | None:
-    return next(syntax.of_type(place, "identifier"), None)
+    return layout.root_of(place)
 
 
 def _updates(place: Node) -> bool:
@@ -100,7 +101,7 @@ def _values(node: Node) -> dict[str, str]:
     }
 
 
-def _form(context: Context, place: Node, local: dict[str, str], variable: str) -> str:
+def _form(context: Context, place: Node, local: dict[str, str], variable: str, turns: frozenset[str]) -> str:
     code = text(place)
     for _ in range(4):
         put = re.sub(r"[A-Za-z_]\w*", lambda m: f"({local[m[0]]})" if m[0] in local else m[0], code)
@@ -109,6 +110,8 @@ def _form(context: Context, place: Node, local: dict[str, str], variable: str) -
         code = put
     if variable:
         code = re.sub(rf"\b{re.escape(variable)}\b", _VARIABLE, code)
+    for name in turns:
+        code = re.sub(rf"\b{re.escape(name)}\b", f"{_VARIABLE}{name}", code)
     return _pointer_name(context, squeeze(code))
 
 
@@ -143,7 +146,8 @@ def _root(context: Context, name: str) -> str:
 def independent(context: Context, loop: Loop) -> list[str]:
     """Arrays whose elements are assumed to differ from one iteration to the next; the others surely do. RuleRefused
     where an iteration reads or overwrites what another one writes."""
-    found = accesses(context, loop.body, loop.variable)
+    turns = _turns(loop)
+    found = accesses(context, loop.body, loop.variable, turns)
     inner = syntax.declared(loop.body) | {w.name for w in syntax.writes(loop.body) if w.name}
     assumed = []
     for root in dict.fromkeys(a.root for a in found if a.store):
@@ -154,16 +158,33 @@ def independent(context: Context, loop: Loop) -> list[str]:
             raise RuleRefused(f"every iteration may write the same element of {name}")
         if not {a.form for a in mine} <= written:
             raise RuleRefused(f"an iteration may read what another one writes to {name}")
-        if len(written) > 1 or not _injective(written) or inner & set(re.findall(r"\w+", next(iter(written)))):
+        if (
+            len(written) > 1
+            or not _injective(written)
+            or inner & set(re.findall(r"(?<![\w@])\w+", next(iter(written))))
+        ):
             assumed.append(name)
     return assumed
+
+
+def _turns(loop: Loop) -> frozenset[str]:
+    """Variables of inner loops that take every bound-th place from the outer variable's on, `for (v = i; v < n; v +=
+    bound)` in `for (i = 0; i < bound; …)`: their values differ from one outer iteration to the next."""
+    found = set()
+    for node in syntax.of_type(loop.body, "for_statement"):
+        inner = counting(node)
+        if inner is None or text(inner.start) != loop.variable or loop.relation != "<" or inner.relation != "<":
+            continue
+        if squeeze(inner.step) == squeeze(text(loop.bound)):
+            found.add(inner.variable)
+    return frozenset(found)
 
 
 def _injective(forms: set[str]) -> bool:
     """The one form's index is the variable plus what does not hold it."""
     index = re.fullmatch(r"[^\[]*\[(.*)\]|\*?\(?(.*?)\)?", next(iter(forms)))
     code = (index[1] or index[2] or "") if index else ""
-    node = expression(code.replace(_VARIABLE, "at_"))
+    node = expression(re.sub(r"@\w*", "at_", code))
     return _affine(node, "at_")
 
 

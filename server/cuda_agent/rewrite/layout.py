@@ -118,6 +118,11 @@ def side_effects(context: Context, node: Node) -> list[Node]:
     return found
 
 
+def root_of(place: Node) -> Node | None:
+    """The variable that a place in memory is reached from; the name of a cast is none."""
+    return next((n for n in syntax.of_type(place, "identifier") if not text(n).endswith("_cast")), None)
+
+
 def stored(context: Context, node: Node) -> list[tuple[str, Node]]:
     """(root name, target) of every store to memory beyond the thread's own."""
     found = []
@@ -126,15 +131,14 @@ def stored(context: Context, node: Node) -> list[tuple[str, Node]]:
             continue
         if write.op == "init":
             continue
-        root = base(write.target)
-        first = next(syntax.of_type(root, "identifier"), None)
+        first = root_of(base(write.target))
         name = text(first) if first is not None else ""
         plain = write.target.type == "field_expression" and not re.search(r"->|\[|\*", text(write.target))
         if not plain and not local_array(context, name):
             found.append((name, write.target))
     for call in syntax.of_type(node, "call_expression"):
         if callee(call) in STORES and arguments(call):
-            first = next(syntax.of_type(arguments(call)[0], "identifier"), None)
+            first = root_of(arguments(call)[0])
             found.append((text(first) if first is not None else "", arguments(call)[0]))
     return found
 

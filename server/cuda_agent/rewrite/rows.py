@@ -26,11 +26,6 @@ class Group:
     lanes: int
     block: bool = False
 
-    @property
-    def count(self) -> str:
-        """The number of threads, as text."""
-        return "blockDim.x" if self.block else str(self.lanes)
-
 
 def stride_of(row: ThreadId) -> Node | None:
     """The update of a grid-stride loop over rows: `row += blockDim.x * gridDim.x`."""
@@ -107,7 +102,7 @@ class Rows:
 
     def _loop(self, loop: Loop, shared: set[str]) -> list[Edit]:
         context = self.context
-        edits = spread(context, loop, self.lane, self.group.count)
+        edits = spread(context, loop, self.lane, str(self.group.lanes))
         mine = [r for r in self.found if r.loop is loop]
         before, after = [], []
         for r in mine:
@@ -238,18 +233,18 @@ class Rows:
                 if re.search(rf"\b{re.escape(type_)}$", p.split("=")[0].strip())
             ]
             lines = [
-                f"// The {word} over the block, for every thread of it.",
+                f"// The {word} over a block of {self.group.lanes} threads, for every thread of it.",
                 *(f"template <typename {type_}>" for _ in parameters[:1]),
                 f"__device__ {type_} {name}({type_} value)",
                 "{",
-                f"{step}__shared__ {type_} parts[{WARP}];",
+                f"{step}__shared__ {type_} parts[{self.group.lanes // WARP}];",
                 f"{step}for (int offset = {WARP // 2}; offset > 0; offset /= 2)",
                 f"{step * 2}{kept.fold('__shfl_xor_sync(0xffffffffu, value, offset)')}",
                 f"{step}if (threadIdx.x % {WARP} == 0)",
                 f"{step * 2}parts[threadIdx.x / {WARP}] = value;",
                 f"{step}__syncthreads();",
                 f"{step}value = parts[0];",
-                f"{step}for (int warp = 1; warp < blockDim.x / {WARP}; warp++)",
+                f"{step}for (int warp = 1; warp < {self.group.lanes // WARP}; warp++)",
                 f"{step * 2}{kept.fold('parts[warp]')}",
                 f"{step}__syncthreads();",
                 f"{step}return value;",

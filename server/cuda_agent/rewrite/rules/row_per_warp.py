@@ -50,8 +50,8 @@ from cuda_agent.rewrite.syntax import ThreadId, text
 from cuda_agent.source.tree import arguments, callee
 
 _FEW = 8  # lanes of a short row
-_SHORT, _LONG = 256, 512  # iterations
-_BLOCK = 256  # threads of a long row's block
+_SHORT, _LONG, _VERY_LONG = 256, 512, 8192  # iterations
+_BLOCK, _LARGE_BLOCK = 256, 1024  # threads of a long row's block
 _NEW_BLOCK = 128  # where the old one has no whole warps
 
 
@@ -74,7 +74,8 @@ class RowPerWarp(Rule):
         nodes = {"row": row, "loops": loops}
         yield Site(self.name, syntax.span(row.declaration), {"lanes": WARP}, nodes)
         if not known or max(known) >= _LONG:
-            yield Site(self.name, syntax.span(row.declaration), {"block": _BLOCK}, nodes)
+            for threads in (_BLOCK, _LARGE_BLOCK) if known and max(known) >= _VERY_LONG else (_BLOCK,):
+                yield Site(self.name, syntax.span(row.declaration), {"block": threads}, nodes)
         if known and max(known) < _SHORT:
             yield Site(self.name, syntax.span(row.declaration), {"lanes": _FEW}, nodes)
 

@@ -59,7 +59,7 @@ class SplitIndependent(Rule):
         sms = context.device.sms if context.device else 132
         threads = min(s.blocks * s.threads for s in context.shapes)
         count = trips(context, loops[0])
-        if threads >= sms * _FULL or (count is not None and count < _FEW):
+        if threads >= sms * _FULL or (count is not None and count < _worth(loops[0])):
             return
         _check(context, loops[0])
         nodes = {
@@ -111,6 +111,11 @@ def _loops(block: Node) -> Iterator[Loop]:
             yield from _loops(statement)
         elif (loop := counting(statement)) is not None:
             yield loop
+
+
+def _worth(loop: Loop) -> int:
+    """The least iterations that are worth sharing: each may be a loop itself."""
+    return 2 if next(syntax.of_type(loop.body, *syntax.LOOPS), None) is not None else _FEW
 
 
 def _by_grid(context: Context, loop: Loop) -> bool:
