@@ -15,8 +15,8 @@ After (and a quarter of the blocks):
         y[i] = a * x[i] + y[i];
 
 Legal when the whole rest of the kernel is guarded by the index (proved) and threads do not work together (proved).
-Elements must not
-depend on each other: they are run by different threads already, in any order (proved). Bit-exact.
+Elements must not depend on each other: they are run by different threads already, in any order (proved). The launch
+has a thread for every element (captured): one with fewer means to leave elements alone. Bit-exact.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.streams.coverage import check_index_only, covered
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 
 
@@ -65,12 +66,14 @@ class Coarsen(Rule):
             raise RuleRefused("threads of a block work together: they must all stay in step")
         if next(syntax.of_type(context.body, "goto_statement"), None):
             raise RuleRefused("the kernel jumps")
+        check_index_only(context, found.index.value)
+        reached = covered(context, bound_text(context, found), "x")
         edits = _as_loop(context, found)
         edits += list(launches.change(context, (lambda x: launches.over(x, k), launches.same, launches.same)))
         return Rewrite(
             tuple(edits),
             LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz")),
-            (Assumption("each element is computed on its own", "proved"),),
+            (Assumption("each element is computed on its own", "proved"), reached),
         )
 
 

@@ -19,7 +19,8 @@ After (and a quarter of the blocks in y):
     }
 
 Legal when threads do not work together and the row index is not changed (proved). Elements must not depend on each
-other: they are run by different threads already, in any order (proved). Bit-exact.
+other: they are run by different threads already, in any order (proved). The launch has a thread for every row
+(captured): one with fewer means to leave rows alone. Bit-exact.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import indented
+from cuda_agent.rewrite.streams.coverage import check_index_only, covered
 from cuda_agent.rewrite.streams.layout import unit
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 from cuda_agent.source.tree import strip_parens
@@ -83,6 +85,8 @@ class CoarsenRows(Rule):
             raise RuleRefused("the kernel jumps")
         if any(w.name == row.name and w.op != "init" for w in syntax.writes(context.body)):
             raise RuleRefused(f"{row.name} is changed after it was computed")
+        check_index_only(context, row.value, axis)
+        reached = covered(context, guard.bound, axis)
         edits = _edits(context, row, guard, axis)
         fewer = (lambda e: launches.over(e, k), launches.same)
         edits += launches.change(context, (launches.same, fewer[axis != "y"], fewer[axis != "z"]))
@@ -90,7 +94,7 @@ class CoarsenRows(Rule):
         return Rewrite(
             tuple(edits),
             LaunchMap(grid=(grid[0], grid[1], grid[2])),
-            (Assumption("each element is computed on its own", "proved"),),
+            (Assumption("each element is computed on its own", "proved"), reached),
         )
 
 

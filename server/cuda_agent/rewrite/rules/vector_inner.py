@@ -32,7 +32,8 @@ After (and a quarter of the blocks):
     }
 
 Legal when each element is computed on its own, and the places that are moved together are neighbours from a multiple
-of four on whenever the condition holds (proved); the pointers are aligned to 16 bytes and do not overlap (captured).
+of four on whenever the condition holds (proved); the pointers are aligned to 16 bytes and do not overlap, and the
+launch has a thread for every element (captured).
 Other sizes take one element at a time. Bit-exact.
 """
 
@@ -51,6 +52,7 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.streams.access import Access, Body
+from cuda_agent.rewrite.streams.coverage import check_index_only, covered
 from cuda_agent.rewrite.streams.effects import touched
 from cuda_agent.rewrite.streams.groups import ALWAYS, OPAQUE, Groups, Needs, Value, solve
 from cuda_agent.rewrite.streams.layout import unit, unused_index
@@ -102,6 +104,7 @@ class VectorInner(Rule):
             raise RuleRefused(f"no captured launch has extents that are multiples of {width}")
         if not chosen:
             raise RuleRefused("nothing is divided: the rule vectorize is for such kernels")
+        reached = covered(context, bound_text(context, found), "x")
         check_disjoint(context)
         roots = list(dict.fromkeys(r for a in vectors for r in sorted(names.roots(a.array))))
         largest = max(v.bytes for v in vectors.values())
@@ -116,6 +119,7 @@ class VectorInner(Rule):
             (
                 Assumption(f"aligned to {largest} bytes at every launch: {', '.join(roots)}", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
+                reached,
             ),
         )
 
@@ -125,10 +129,7 @@ def _check(context: Context, found: Guarded) -> None:
         raise RuleRefused("threads of a block work together: they must all stay in step")
     if any(next(syntax.of_type(n, "return_statement", "goto_statement"), None) for n in found.rest):
         raise RuleRefused("the guarded part may return early")
-    inside = syntax.span(found.index.value)
-    for n in syntax.of_type(context.body, "identifier"):
-        if text(n) in syntax.BUILTINS and not inside.holds(syntax.span(n)):
-            raise RuleRefused(f"{text(n)} is used outside the thread's index")
+    check_index_only(context, found.index.value)
 
 
 def _divisible(context: Context, width: int) -> Iterator[str]:

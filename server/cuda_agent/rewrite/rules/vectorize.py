@@ -26,8 +26,8 @@ After (and a quarter of the blocks):
     }
 
 Legal when every array is indexed by the thread's own index and nothing else (proved), the pointers are 16-byte
-aligned (captured) and
-do not overlap (captured). The last elements keep the scalar loop. Bit-exact.
+aligned (captured) and do not overlap (captured), and the launch has a thread for every element (captured). The last
+elements keep the scalar loop. Bit-exact.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
+from cuda_agent.rewrite.streams.coverage import check_index_only, covered
 from cuda_agent.rewrite.streams.layout import unit, unused_index
 from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
@@ -69,6 +70,7 @@ class Vectorize(Rule):
         width: int = site.params["width"]
         elements: dict[str, tuple[str, int]] = site.nodes["elements"]
         arrays = {a: local_vector(context, a, kind, size, width) for a, (kind, size) in elements.items()}
+        reached = covered(context, bound_text(context, found), "x")
         check_disjoint(context)
         for name, vector in arrays.items():
             if not context.aligned(name, vector.bytes):
@@ -82,6 +84,7 @@ class Vectorize(Rule):
             (
                 Assumption(f"{', '.join(arrays)} are aligned to {largest} bytes at every launch", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
+                reached,
             ),
         )
 
@@ -92,6 +95,7 @@ def _elements(context: Context, found: Guarded) -> dict[str, tuple[str, int]]:
     index = found.index.name
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block work together: they must all stay in step")
+    check_index_only(context, found.index.value)
     elements = {p.name: p.element for p in context.kernel.params if p.pointer == 1}
     arrays: dict[str, tuple[str, int]] = {}
     for part in found.rest:
