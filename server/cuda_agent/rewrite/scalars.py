@@ -7,8 +7,8 @@ from functools import cached_property
 
 from tree_sitter import Node
 
-from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.arithmetic import INTEGERS, Types, of_spelling
+from cuda_agent.rewrite import blocks, syntax
+from cuda_agent.rewrite.arithmetic import INTEGERS, Types
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import Write, text
 from cuda_agent.source.tree import field, operator, strip_parens
@@ -17,10 +17,14 @@ from cuda_agent.source.tree import field, operator, strip_parens
 class Scalars:
     """What is known of one kernel's integer variables."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, instantiated: bool = False) -> None:
+        """`instantiated`: template types count as what they were in every captured launch. Other instantiations of the
+        same text may have others."""
         self.context = context
-        self.types = Types(context.kernel, context.body)
-        self.params = {p.name: p for p in context.kernel.params if not p.pointer and of_spelling(p.element) in INTEGERS}
+        self.types = Types(context.kernel, context.body, _template_types(context) if instantiated else {})
+        self.params = {
+            p.name: p for p in context.kernel.params if not p.pointer and self.types.name(p.name) in INTEGERS
+        }
         self.assumed: set[str] = set()  # parameters that `nonnegative` took from the capture
 
     @cached_property
@@ -147,6 +151,15 @@ class Scalars:
             w.op == "++" or (w.value is not None and w.op in _KEEPS and self.nonnegative(w.value, pending | {name}))
             for w in writes
         )
+
+
+def _template_types(context: Context) -> dict[str, str]:
+    """Template parameter → what it stands for in every captured launch."""
+    found: dict[str, set[str]] = {}
+    for _, arguments in blocks.shapes(context):
+        for name, argument in arguments.items():
+            found.setdefault(name, set()).add(argument)
+    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
 
 
 _EVALUATED = {

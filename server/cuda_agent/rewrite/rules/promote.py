@@ -196,6 +196,10 @@ class Memory:
             raise RuleRefused("the loop may be left without reaching its end")
         if cell.root in self.params and "volatile" in self.params[cell.root].type:
             raise RuleRefused(f"{cell.root} is volatile")
+        condition = field(cell.loop, "condition")
+        asked = syntax.identifiers(condition) if condition is not None else set()
+        if cell.root in asked or (cell.loop.type != "for_statement" and any(self._is_memory(n) for n in asked)):
+            raise RuleRefused("the loop goes on as long as memory says: it may wait for another thread")
         self._check_uses(cell, shown)
         self._check_views(cell)
         for other, stored in self._others(cell).items():

@@ -43,9 +43,8 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, Param, Span
-from cuda_agent.rewrite import helpers, syntax
-from cuda_agent.rewrite.arithmetic import of_spelling
+from cuda_agent.model import Assumption, Edit, Span
+from cuda_agent.rewrite import calls, helpers, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.scalars import Scalars
 from cuda_agent.rewrite.syntax import text
@@ -62,13 +61,13 @@ class Specialise(Rule):
     number = 15
 
     def sites(self, context: Context) -> Iterator[Site]:
-        scalars = Scalars(context)
+        scalars = Scalars(context, instantiated=True)
         roles = Roles(scalars)
         if not roles.worth:
             return
         if context.workload is None:
             raise RuleRefused("no captured launch says which values are usual")
-        known = {n: v for n, p in scalars.params.items() if n in roles.all and (v := _constant(context, p)) is not None}
+        known = {n: v for n, p in scalars.params.items() if n in roles.all and (v := _constant(scalars, n)) is not None}
         if not known.keys() & roles.worth:
             raise RuleRefused(f"not the same in every captured launch: {', '.join(sorted(roles.worth))}")
         few = {n: v for n, v in known.items() if n in roles.worth}
@@ -100,6 +99,9 @@ class Roles:
                 worth |= scalars.behind(right)
             elif operator(node) == "*":
                 scale |= scalars.behind(node)
+        for name, call in syntax.calls(body):
+            if any(_works(n) for n in calls.definitions(scalars.context.module).get(name.partition("<")[0], ())):
+                worth |= scalars.behind(syntax.field(call, "arguments"))
         strides = _strides(body)
         for loop in syntax.of_type(body, "for_statement"):
             condition, update = field(loop, "condition"), field(loop, "update")
@@ -113,6 +115,14 @@ class Roles:
         self.all = frozenset(worth | scale | flags)
 
 
+def _works(function: Node) -> bool:
+    """A device function divides or loops: a constant argument changes its code too."""
+    return any(
+        n.type == "for_statement" or operator(n) in ("/", "%")
+        for n in syntax.of_type(function, "for_statement", "binary_expression")
+    )
+
+
 def _strides(body: Node) -> set[str]:
     """blockDim, gridDim and the constants made of them: a loop that steps by one has no trip count even if its bound is
     known."""
@@ -124,13 +134,13 @@ def _strides(body: Node) -> set[str]:
     return found
 
 
-def _constant(context: Context, param: Param) -> str | None:
+def _constant(scalars: Scalars, name: str) -> str | None:
     """The value that the parameter had in every captured launch, as a literal."""
-    values = set(context.captured(param.name))
+    values = set(scalars.context.captured(name))
     if len(values) != 1:
         return None
     (value,) = values
-    kind = of_spelling(param.element)
+    kind = scalars.types.name(name)
     if kind == "bool":
         return "true" if value else "false"
     if kind in ("unsigned", "uint64") and value < 0:
