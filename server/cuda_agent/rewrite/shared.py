@@ -30,10 +30,15 @@ def element_type(context: Context, array: str, at: Node) -> str:
     found = next((s for s in context.kernel.shared if s.name == array), None)
     kind = found.element if found is not None else _pointee(context, array)
     kind = " ".join(re.sub(r"\bvolatile\b", " ", kind).split())
+    check_shuffled(context, array, kind)
+    return kind
+
+
+def check_shuffled(context: Context, array: str, kind: str) -> None:
+    """RuleRefused when a warp cannot shuffle this type."""
     for name in resolved(context, kind):
         if not (_INTEGER.fullmatch(name) or _FLOAT.fullmatch(name)):
             raise RuleRefused(f"{array} holds {name}, which a warp cannot shuffle")
-    return kind
 
 
 def resolved(context: Context, kind: str) -> set[str]:

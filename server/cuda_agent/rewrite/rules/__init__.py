@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_agent.rewrite.rule import Rule
+from cuda_agent.rewrite.rules.aggregate_atomics import AggregateAtomics
 from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     Stage(),
     Pad(),
     CoarsenBlock(),
+    AggregateAtomics(),
     GridSize(),
     Vectorize(),
     VectorLoop(),
