@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cuda_agent.agent.policies import Step
 from cuda_agent.device import Device
@@ -11,9 +11,24 @@ from cuda_agent.hints.limits import Limiter
 from cuda_agent.judge import JudgeOptions, limiter
 from cuda_agent.judge.case import Case
 from cuda_agent.model import Build, Candidate, Timing, Workload
+from cuda_agent.rewrite import predict
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.symbols import Module
 
 CLOCK_US = 100.0  # launches shorter than this are not timed well by the worker's own clock
+
+
+def predicted(case: Case) -> Mapping[str, float]:
+    """Counts of the candidate's accesses as its text tells them; none on the emulator, which counts for itself."""
+    if case.emulated:
+        return {}
+    candidate, path = case.candidate, case.build.file
+    base = None if case.unchanged_text else candidate
+    return predict.counts(
+        Context.make(
+            path, candidate.text, case.kernel.id, case.workload, case.device.info, original=case.original, base=base
+        )
+    )
 
 
 class Limiting:
@@ -43,7 +58,7 @@ class Limiting:
             us = [1e6 * case.baseline(index).seconds for index in range(len(case.launches))]
             mean = sum(us) / len(us)
             known = None if case.emulated or mean < CLOCK_US else mean
-            self._keep(limiter.of_original(case, known))
+            self._keep(limiter.of_original(case, known, predicted(case)))
         except Cancelled:
             raise
         except CudaAgentError:
@@ -54,11 +69,15 @@ class Limiting:
         """At the end, what limits the winner, or the original where nothing won; empty where that is not known. On the
         emulator nothing is known of a winner's time, and nothing is said of it."""
         if candidate is not None:
-            found = limiter.of_candidate(self._of(candidate), timing) if timing is not None else None
+            if timing is None:
+                return ""
+            case = self._of(candidate)
+            found = limiter.of_candidate(case, timing, predicted(case))
             return found.left if found is not None else ""
         measured = next((s.verdict.timing for s in reversed(steps) if s.verdict and s.verdict.timing), None)
         if measured is not None:
-            self._keep(limiter.of_original(self._of(self.original), measured.original_us / limiter.timed(measured)))
+            case, us = self._of(self.original), measured.original_us / limiter.timed(measured)
+            self._keep(limiter.of_original(case, us, predicted(case)))
         return self.before.left if self.before is not None else ""
 
     def _keep(self, found: Limiter | None) -> None:

@@ -16,6 +16,8 @@ from cuda_agent.hints.occupancy import Limits
 from cuda_agent.hints.occupancy import limits as limits_of
 from cuda_agent.judge import limiter
 from cuda_agent.model import Binary, Facts, Kernel, Workload
+from cuda_agent.rewrite import predict
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import compile as compiler
@@ -126,7 +128,8 @@ def _of_capture(facts: Facts, kernel: Kernel, parsed: Module, arch: str, path: P
     if found is None and machine is not None:
         launched = max(workload.launches, key=lambda launch: sum(limits.moved(launch)))
         read, written = limits.moved(launched)
-        work = limits.Work(launched.grid, launched.block, launched.shared, facts, read, written)
+        counts = predict.counts(Context.make(path, parsed.document.text, kernel.id, workload))
+        work = limits.Work(launched.grid, launched.block, launched.shared, facts, read, written, counts=counts)
         found = limits.limiter(work, machine)
     return [sentences.Sentence("occupancy", limits.sentence(found))] if found is not None else []
 

@@ -6,6 +6,7 @@ Of several launches the means are taken, in the shape of the one that moves most
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from cuda_agent import cache
 from cuda_agent.device.info import DeviceInfo
@@ -26,23 +27,26 @@ def machine(info: DeviceInfo) -> limits.Machine | None:
     return limits.Machine(info.sms, info.memory_bandwidth_gbs, info.l2_bytes, info.clock_mhz, sm)
 
 
-def of_original(case: Case, us: float | None = None) -> limits.Limiter | None:
-    """What limits the original. `us`: the measured time of one launch. Raises what `Case.baseline` raises."""
+def of_original(
+    case: Case, us: float | None = None, predicted: Mapping[str, float] | None = None
+) -> limits.Limiter | None:
+    """What limits the original. `us`: the measured time of one launch; `predicted`: counts of its accesses, where
+    none are traced. Raises what `Case.baseline` raises."""
     binary = case.original_binary
     facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
     shapes = [Shape(launch.grid, launch.block, launch.shared) for launch in case.launches]
     counts: Counter[str] = Counter()
     for index in range(len(case.launches)):
         counts.update(case.baseline(index).counts)
-    return _of(case, facts, shapes, us, counts)
+    return _of(case, facts, shapes, us, counts or predicted or {})
 
 
-def of_candidate(case: Case, timing: Timing) -> limits.Limiter | None:
+def of_candidate(case: Case, timing: Timing, predicted: Mapping[str, float]) -> limits.Limiter | None:
     """What limits a candidate that was timed on a GPU, that is, what is left to gain."""
     binary = case.candidate_binary
     facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
     shapes = [case.shape(index) for index in range(len(case.launches))]
-    return _of(case, facts, shapes, timing.candidate_us / timed(timing), Counter())
+    return _of(case, facts, shapes, timing.candidate_us / timed(timing), predicted)
 
 
 def timed(timing: Timing) -> int:
@@ -51,7 +55,7 @@ def timed(timing: Timing) -> int:
 
 
 def _of(
-    case: Case, facts: list[Facts], shapes: list[Shape], us: float | None, counts: Counter[str]
+    case: Case, facts: list[Facts], shapes: list[Shape], us: float | None, counts: Mapping[str, float]
 ) -> limits.Limiter | None:
     on = machine(case.device.info)
     if on is None or not shapes:

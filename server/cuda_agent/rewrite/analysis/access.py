@@ -89,8 +89,8 @@ def lanes(index: Poly, numbers: Mapping[str, int]) -> tuple[int, ...] | None:
     for thread in threads:
         at = {f"threadIdx.{a}": t for a, t in zip("xyz", thread, strict=True)}
         values.append(index.substitute(at))
-        if any(not a.op and a.depends & at.keys() for a in values[-1].atoms):
-            return None  # a variable that differs from lane to lane, nobody knows how
+        if any(a.depends & at.keys() for a in values[-1].atoms):
+            return None  # a variable or a loaded value that differs from lane to lane, nobody knows how
     offsets = [(v - values[0]).value for v in values]
     known = [o for o in offsets if o is not None]
     return tuple(known) if len(known) == len(offsets) else None
