@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -191,7 +191,8 @@ def outcomes_table(outcomes: Sequence[Outcome], whole: Together | None) -> None:
     heads, rows = cells(outcomes)
     table = Table(box=None, pad_edge=False)
     for head in heads:
-        table.add_column(head, justify="left" if head in ("kernel", "result", "gain", "rules") else "right")
+        justify: Literal["left", "right"] = "left" if head in ("kernel", "result", "gain", "rules") else "right"
+        table.add_column(head, justify=justify, no_wrap=head != "rules", overflow="fold")
     colours = {"verified": "green", "undecided": "yellow", "rejected": "red"}
     for row in rows:
         table.add_row(*(Text(cell, style=colours.get(cell, "") if at == 2 else "") for at, cell in enumerate(row)))

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from cuda_agent import judge
 from cuda_agent.agent.budget import Budget
 from cuda_agent.agent.compiler import compiler
+from cuda_agent.agent.finalists import Finalists
 from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
@@ -32,7 +33,6 @@ from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
 from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
-from cuda_agent.rewrite import rules_of
 from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
@@ -177,7 +177,10 @@ class _Search:
             self._try_all(policy)
             outcome = self._finish()
         except Cancelled:
-            return self._stopped()
+            outcome = self._stopped()
+            self._end(outcome)
+            return outcome
+        self._end(outcome)
         if outcome.status in ("verified", "nothing"):
             self.memory.keep_outcome(key, outcome)
         return outcome
@@ -293,20 +296,28 @@ class _Search:
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> Outcome:
-        """The full judge on the best candidates, best first, until one holds or the time is over."""
-        left = [s for s in self.state.steps if s.score is not None and s.score >= self._worth()]
+        """The full judge on the best candidates (`finalists.py`), until one holds or the time is over."""
+        finalists = Finalists.of(self.state.steps, self._worth())
         refused: list[tuple[Step, Verdict]] = []
-        while (step := choose(left)) is not None and len(refused) < FULL_TRIES:
-            if refused and self.budget.left < self._full_seconds():
+        won: Outcome | None = None
+        for _ in range(FULL_TRIES):
+            step = finalists.next()
+            if step is None or (refused and self.budget.left < self._full_seconds()):
                 break
-            verdict = self._fully(step.candidate)
-            holds = verdict.faster or self.device.kind == "emulator"
-            if verdict.status == "verified" and holds:
-                return self._outcome(step, verdict)
+            try:
+                verdict = self._fully(step.candidate)
+            except Cancelled:
+                if won is not None:
+                    return won
+                raise
+            if verdict.status == "verified" and (verdict.faster or self.device.kind == "emulator"):
+                won = self._outcome(step, verdict)
+                finalists.holds(step)
+                continue
             refused.append((step, verdict))
             self._refused.append(step.candidate)
-            left = [s for s in left if s is not step and not (verdict.status == "rejected" and _contains(s, step))]
-        return self._nothing(refused)
+            (finalists.refused if verdict.status == "rejected" else finalists.no_win)(step)
+        return won or self._nothing(refused)
 
     def _fully(self, candidate: Candidate) -> Verdict:
         message = f"full verdict on {short(candidate)}"
@@ -335,7 +346,6 @@ class _Search:
         wrong = [verdict for _, verdict in refused if verdict.status == "rejected"]
         if wrong:
             message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"
-        self.trajectory.append("end", status="nothing", tried=self.budget.tried)
         left = self.limiting.left(None, None, self.state.steps)
         return self._ended("nothing", f"{message}{f': {left}' if left else ''}", left=left)
 
@@ -365,13 +375,15 @@ class _Search:
         when = f" of {str(date).replace('T', ' ').removesuffix('+00:00')} UTC" if date else ""
         message = f"{self.kernel.name} was searched before with the same inputs: this is the answer{when}"
         self.say({"event": "phase", "message": message, "percentage": 100, **self._live()})
-        chosen = {"candidate": known.candidate.id} if known.candidate else {}
-        self.trajectory.append("end", status=known.status, tried=known.tried, remembered=True, **chosen)
+        self._end(known, remembered=True)
         return known
+
+    def _end(self, outcome: Outcome, **more: Any) -> None:
+        chosen = {"candidate": outcome.candidate.id} if outcome.candidate else {}
+        self.trajectory.append("end", status=outcome.status, tried=outcome.tried, **chosen, **more)
 
     def _outcome(self, step: Step, verdict: Verdict) -> Outcome:
         diff = unified_diff(self.text, step.candidate.text, self.request.path.name)
-        self.trajectory.append("end", status=verdict.status, candidate=step.candidate.id, tried=self.budget.tried)
         return self._ended(
             verdict.status,
             headline(verdict),
@@ -501,8 +513,3 @@ def why_rejected(verdict: Verdict) -> str:
 
 def short(candidate: Candidate) -> str:
     return candidate.origin.removeprefix("rule:")
-
-
-def _contains(step: Step, other: Step) -> bool:
-    """Built on the other's rules: what is wrong with that is wrong with this."""
-    return set(rules_of(other.candidate.origin)) <= set(rules_of(step.candidate.origin))

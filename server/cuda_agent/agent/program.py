@@ -18,8 +18,7 @@ from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
 from cuda_agent.inputs import find_or_make_all, read_source
 from cuda_agent.judge.case import Case
-from cuda_agent.judge.evidence import traffic_sentence
-from cuda_agent.model import Build, Candidate, Edit, Workload
+from cuda_agent.model import Build, Candidate, Edit, Verdict, Workload
 from cuda_agent.source import edits
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
@@ -136,23 +135,26 @@ def table(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[tuple[str,
     rows: list[tuple[str, ...]] = []
     for o in outcomes:
         won = o.verdict if o.status == "verified" else None
-        timing = won.timing if won else None
         rows.append(
             (
                 o.kernel,
                 f"{100 * o.share:.0f} %" if o.share is not None else "",
                 o.status,
-                f"{timing.ratio:.2f}× [{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]"
-                if timing
-                else traffic_sentence(won.traffic)
-                if won
-                else "",
+                _gain(won) if won else "",
                 str(o.tried),
                 f"{o.seconds:.0f}",
                 o.candidate.origin.removeprefix("rule:") if o.candidate else "",
             )
         )
     return heads, rows
+
+
+def _gain(verdict: Verdict) -> str:
+    if verdict.timing is not None:
+        low, high = verdict.timing.ci
+        return f"{verdict.timing.ratio:.2f}× [{low:.2f}, {high:.2f}]"
+    before, after = (verdict.traffic.get(f"sectors_{side}", 0.0) for side in ("before", "after"))
+    return f"sectors {100 * (after / before - 1):+.0f} %".replace("-", "−") if before else ""
 
 
 # ---------------------------------------------------------------- all edits in one file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -276,3 +277,20 @@ def test_the_same_program_captured_again_is_the_same_question(bench: Bench) -> N
     bench.workload = replace(bench.workload, launches=(replace(launch, buffers=buffers, args=args),))
     bench.run(Script([made(50, "b")]))
     assert bench.device.jobs == 0
+
+
+def test_one_rule_is_to_blame(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds is improved on as long as there are better ones; the record has one end."""
+
+    def full(*args: Any, **more: Any) -> Verdict:
+        found = original(*args, **more)
+        return replace(found, status="rejected") if "c" in args[4].origin.removeprefix("rule:").split("+") else found
+
+    original = judge.judge
+    monkeypatch.setattr(judge, "judge", full, raising=False)
+    path = bench.path.parent / "steps.jsonl"
+    outcome = bench.run(Script([made(20, "a+b+c"), made(25, "a+b"), made(40, "a"), made(60, "b")]), trajectory=path)
+    assert (outcome.status, origin(outcome)) == ("verified", "a+b")
+    said = [event["message"] for event in bench.events if event.get("message", "").startswith("full verdict")]
+    assert [words.removeprefix("full verdict on ") for words in said] == ["a+b+c", "a", "a+b"]
+    assert [line["step"] for line in map(json.loads, path.read_text().splitlines())].count("end") == 1

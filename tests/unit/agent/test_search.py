@@ -59,7 +59,7 @@ class World:
     def search(self, candidates: int = 1000, order: Sequence[str] = ()) -> State:
         """A whole search, with the budget's end in the middle of a round as the loop has it."""
         policy = search.Search(order)
-        state = State(lambda base: cast(Any, SimpleNamespace(base=base)), Budget(candidates=candidates))
+        state = State(lambda base: cast(Any, SimpleNamespace(base=base, device=None)), Budget(candidates=candidates))
         while found := policy.propose(state):
             for one in found:
                 if state.budget.exhausted:
@@ -115,6 +115,16 @@ def test_numbers_are_tuned_on_the_best(world: Any) -> None:
     assert chosen(found.search()) == "a(n=1)+b(n=3)"
 
 
+def test_numbers_are_not_tuned_without_times(world: Any) -> None:
+    found = world({"a": [2.0, 2.2, 2.1], "b": [1.1, 1.05, 1.2, 1.4]})
+    policy = search.Search()
+    device = SimpleNamespace(kind="emulator")
+    state = State(lambda base: cast(Any, SimpleNamespace(base=base, device=device)), Budget())
+    while proposed := policy.propose(state):
+        state.steps += [Step(one, None, found.score(one)) for one in proposed]
+    assert not any("n=2" in step.candidate.id or "n=3" in step.candidate.id for step in state.steps)
+
+
 def test_a_rule_in_the_middle_is_left_out(world: Any) -> None:
     """b helped when it was taken, and is worth nothing below c."""
     found = world({"a": [3.0], "b": [1.05], "c": [1.04]}, {"bc": 1 / 1.049, "ac": 1.5})
@@ -131,7 +141,7 @@ def test_a_twin_takes_no_place_in_the_beam(world: Any) -> None:
     """b is a by another text: what stands second is c."""
     found = world({"a": [2.0], "b": [2.0], "c": [1.9], "d": [1.5]}, {"cd": 2.0})
     policy = search.Search()
-    state = State(lambda base: cast(Any, SimpleNamespace(base=base)), Budget())
+    state = State(lambda base: cast(Any, SimpleNamespace(base=base, device=None)), Budget())
     for one in policy.propose(state):
         state.steps.append(Step(one, None, found.score(one), twin=one.id.startswith("b")))
     parents = []

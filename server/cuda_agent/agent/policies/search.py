@@ -11,6 +11,8 @@ whatever is found goes through all of them, and a short budget is spent on what 
 6. minimisation: the chosen candidate without each one of its rules, also those in the middle;
 7. the rest: parameters not tried yet of rules that came near, on the best and alone.
 
+Without a GPU there are no times, which most numbers are about: 5 and 7 are left out.
+
 Coordinate descent, because the lists are short (at most half a dozen legal values a rule, and each rule decides what is
 legal on the text as it is by then) and a search tries tens of configurations, not thousands. Kernel Tuner's strategies
 would do it too, but its package asks for scipy, pandas, scikit-learn and pymoo, and Optuna's for SQLAlchemy and
@@ -51,9 +53,7 @@ class Search:
             self._promising,
             lambda state: iter(_first(self._on(state, None), SECOND)),
             self._others,
-            self._tunings,
-            self._smaller,
-            self._rest,
+            *((self._tunings, self._smaller, self._rest) if _timed(state) else (self._smaller,)),
         )
         for stage in stages:
             found = {made.id: made for _, made in _fresh(state, stage(state))}
@@ -170,6 +170,11 @@ class Search:
         if made is not None:
             self._recipes.setdefault(made.id, recipe)
             yield recipe[-1], made
+
+
+def _timed(state: State) -> bool:
+    device = state.context_of(None).device
+    return device is None or device.kind != "emulator"
 
 
 def _fresh(state: State, children: Iterable[Child]) -> list[Child]:
