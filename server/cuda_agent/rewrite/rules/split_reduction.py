@@ -51,6 +51,7 @@ from cuda_agent.rewrite.rules.block_shape import index_axes
 from cuda_agent.rewrite.syntax import text
 
 _ONE = ((32, 16), (32, 32), (32, 8), (64, 16))  # threads along x, parts
+_FEW = ((8, 64), (8, 128))  # where outputs are few; eight floats still fill a sector of 32 bytes
 _TWO = (4, 8)  # parts of a two-dimensional block
 _FULL = 1024  # threads a multiprocessor that keep it busy
 _SHORT = 16  # iterations that nobody waits for
@@ -79,6 +80,11 @@ class Plan:
     returns: list[Guard]
     found: list[Reduction] = field(default_factory=list)
 
+    @property
+    def guarded(self) -> bool:
+        """Whether threads without an output know it."""
+        return self.around is not None or bool(self.returns)
+
 
 class SplitReduction(Rule):
     name = "split-reduction"
@@ -89,13 +95,15 @@ class SplitReduction(Rule):
         if axes not in ({"x"}, {"x", "y"}) or not context.shapes:
             return
         sms = context.device.sms if context.device else 132
-        if min(s.blocks * s.threads for s in context.shapes) >= sms * _FULL:
+        outputs = min(s.blocks * s.threads for s in context.shapes)
+        if outputs >= sms * _FULL:
             return
         plans = [p for p in _plans(context) if trips(context, p.loop) is None or (trips(context, p.loop) or 0) >= 64]
         if not plans:
             return
         index_axes(context)
-        shapes = _ONE if axes == {"x"} else tuple((None, parts) for parts in _TWO)
+        narrow = _FEW if outputs * 32 < sms * _FULL else ()
+        shapes = (*_ONE[:2], *narrow, *_ONE[2:]) if axes == {"x"} else tuple((None, parts) for parts in _TWO)
         for plan in plans:
             for width, parts in shapes:
                 sizes = {"x": width, "parts": parts} if width else {"parts": parts}
@@ -122,6 +130,11 @@ class SplitReduction(Rule):
             (
                 Assumption(f"the loop carries nothing but {names}, which may be computed in parts", "proved"),
                 Assumption(f"the launches have extent 1 along {axis}", "captured"),
+                *(
+                    ()
+                    if plan.guarded or axis == "z"
+                    else (Assumption(f"the threads of every launch fill blocks of {block[0]}", "captured"),)
+                ),
                 *layout.trusted(context, plan.loop.body),
             ),
             "reassociated" if rounded else "bit-exact",
@@ -181,8 +194,6 @@ def _check(context: Context, plan: Plan) -> list[Reduction]:
                 raise RuleRefused("memory is written before the loop: every part would write it")
     if not dead_after(context, plan.loop, plan.loop.variable) and not plan.loop.type:
         raise RuleRefused(f"{plan.loop.variable} is read after the loop")
-    if not plan.returns and plan.around is None and not _fills(context):
-        raise RuleRefused("there is no guard for surplus threads")
     for statement in (*plan.before, *plan.after):
         for node in syntax.of_type(statement, *syntax.LOOPS):
             other = counting(node)
@@ -195,25 +206,25 @@ def _check(context: Context, plan: Plan) -> list[Reduction]:
     return plan.found
 
 
-def _fills(context: Context) -> bool:
-    return all((s.grid[0] * s.block[0]) % 32 == 0 for s in context.shapes)
-
-
 def _block(context: Context, site: Site) -> tuple[int, int]:
+    """Threads along x and y of the new blocks."""
     blocks = {s.block for s in context.shapes}
+    plan: Plan = site.nodes["plan"]
     if "x" in site.params:
         if any(b[1:] != (1, 1) for b in blocks):
             raise RuleRefused("a captured launch has blocks of several rows already")
-        if (
-            not all((s.grid[0] * s.block[0]) % site.params["x"] == 0 for s in context.shapes)
-            and not context.kernel.guards
-        ):
-            raise RuleRefused("there is no guard for surplus threads")
-        return site.params["x"], 1
+        if plan.guarded or _fill(context, site.params["x"]):
+            return site.params["x"], 1
+        raise RuleRefused("there is no guard for surplus threads")
     if len(blocks) != 1 or any(b[2] != 1 for b in blocks):
         raise RuleRefused("the captured launches have blocks of different shapes")
     one = blocks.pop()
     return one[0], one[1]
+
+
+def _fill(context: Context, width: int) -> bool:
+    """Whether the threads of every captured launch fill blocks of that width."""
+    return all((s.grid[0] * s.block[0]) % width == 0 for s in context.shapes)
 
 
 def _other_width(context: Context, width: int) -> bool:
