@@ -187,7 +187,12 @@ def _folded(context: Context, loop: Loop) -> list[Reduction]:
 def _check(context: Context, plan: Plan) -> list[Reduction]:
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block already work together here (barrier, shuffle or shared memory)")
+    guards = {g.node.start_byte for g in plan.returns}
     before = [s for s in layout.statements(context.body) if s.start_byte < plan.loop.node.start_byte]
+    for statement in (*before, *plan.before):
+        whole = statement.start_byte in guards or (plan.around is not None and statement == plan.around.node)
+        if not whole and next(syntax.of_type(statement, "return_statement", "goto_statement"), None):
+            raise RuleRefused("some threads return before the loop: they would be missing at the barrier")
     for statement in before:
         for node in (statement,) if statement != (plan.around.node if plan.around else None) else plan.before:
             if layout.stores(context, node):
