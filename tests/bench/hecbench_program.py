@@ -193,7 +193,7 @@ def measure(device: Device, path: Path, workload: Workload, row: Row) -> None:
         row.judged, row.why_not = gate.status == "pass", "" if gate.status == "pass" else gate.detail
         times = [microseconds(case, index) for index in range(len(case.launches))]
         row.original_us = statistics.fmean(times)
-        found = limiter.of_original(case, None if case.emulated else row.original_us, predicted(case))
+        found = limiter.of_original(case, predicted(case), None if case.emulated else row.original_us)
         row.limiter, row.left = (found.kind, found.left) if found is not None else ("", "")
         if device.info.kind == "cuda":
             row.floor_us = statistics.fmean(original_floor(case, index).us for index in range(len(case.launches)))
