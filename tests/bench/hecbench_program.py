@@ -8,7 +8,6 @@ known; progress goes to stderr. The GPU is the one that CUDA_VISIBLE_DEVICES lea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import sys
@@ -102,9 +101,13 @@ def note(event: Any) -> None:
 
 def build(folder: Path, task: Task) -> None:
     """`make`, with the compiler commands recorded. No GPU is needed: no program runs."""
-    with contextlib.suppress(NothingCaptured):  # of course: only the compiler ran
-        capture(["make", f"ARCH={task.arch}"], folder, CaptureOptions(device="cuda", timeout=300.0))
-    emit({"built": (folder / "main").is_file()})
+    try:
+        report = capture(["make", f"ARCH={task.arch}"], folder, CaptureOptions(device="cuda", timeout=300.0))
+    except NothingCaptured as nothing:  # of course: only the compiler ran
+        report = nothing.report
+    errors = [line for line in report.output.splitlines() if "rror" in line] or report.output.splitlines()[-3:]
+    built = (folder / "main").is_file()
+    emit({"built": built, "why": "" if built else " ".join(errors[:3])[:400]})
 
 
 def record(folder: Path, task: Task) -> None:
