@@ -90,7 +90,8 @@ class Bench:
         if not self.emulated:  # there the capture builds
             entries = list(self._process("build", place, None, BUILD_SECONDS))
             if not any(entry.get("built") for entry in entries):
-                self._failed(program, self._error(entries, "does not build"))
+                why = next((entry["why"] for entry in entries if entry.get("why")), "")
+                self._failed(program, self._error(entries, f"does not build: {why}"))
                 return
         self._move(self._built, place)
 

@@ -8,7 +8,6 @@ known; progress goes to stderr. The GPU is the one that CUDA_VISIBLE_DEVICES lea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import sys
@@ -102,9 +101,13 @@ def note(event: Any) -> None:
 
 def build(folder: Path, task: Task) -> None:
     """`make`, with the compiler commands recorded. No GPU is needed: no program runs."""
-    with contextlib.suppress(NothingCaptured):  # of course: only the compiler ran
-        capture(["make", f"ARCH={task.arch}"], folder, CaptureOptions(device="cuda", timeout=300.0))
-    emit({"built": (folder / "main").is_file()})
+    try:
+        report = capture(["make", f"ARCH={task.arch}"], folder, CaptureOptions(device="cuda", timeout=300.0))
+    except NothingCaptured as nothing:  # of course: only the compiler ran
+        report = nothing.report
+    errors = [line for line in report.output.splitlines() if "rror" in line] or report.output.splitlines()[-3:]
+    built = (folder / "main").is_file()
+    emit({"built": built, "why": "" if built else " ".join(errors[:3])[:400]})
 
 
 def record(folder: Path, task: Task) -> None:
@@ -193,7 +196,7 @@ def measure(device: Device, path: Path, workload: Workload, row: Row) -> None:
         row.judged, row.why_not = gate.status == "pass", "" if gate.status == "pass" else gate.detail
         times = [microseconds(case, index) for index in range(len(case.launches))]
         row.original_us = statistics.fmean(times)
-        found = limiter.of_original(case, None if case.emulated else row.original_us, predicted(case))
+        found = limiter.of_original(case, predicted(case), None if case.emulated else row.original_us)
         row.limiter, row.left = (found.kind, found.left) if found is not None else ("", "")
         if device.info.kind == "cuda":
             row.floor_us = statistics.fmean(original_floor(case, index).us for index in range(len(case.launches)))

@@ -19,9 +19,7 @@ CLOCK_US = 100.0  # launches shorter than this are not timed well by the worker'
 
 
 def predicted(case: Case) -> Mapping[str, float]:
-    """Counts of the candidate's accesses as its text tells them; none on the emulator, which counts for itself."""
-    if case.emulated:
-        return {}
+    """Counts of the candidate's accesses, as its text tells them."""
     candidate, path = case.candidate, case.build.file
     base = None if case.unchanged_text else candidate
     return predict.counts(
@@ -55,15 +53,22 @@ class Limiting:
         not replay; its first verdict says why."""
         case = self._of(self.original)
         try:
-            us = [1e6 * case.baseline(index).seconds for index in range(len(case.launches))]
-            mean = sum(us) / len(us)
-            known = None if case.emulated or mean < CLOCK_US else mean
-            self._keep(limiter.of_original(case, known, predicted(case)))
+            self._keep(limiter.of_original(case, predicted(case), self._clock(case)))
         except Cancelled:
             raise
         except CudaAgentError:
             return None
         return self.before
+
+    @staticmethod
+    def _clock(case: Case) -> float | None:
+        """Microseconds of a launch, when they are known well enough. The emulator is not asked to run anything: it is
+        slow, and its time means nothing."""
+        if case.emulated:
+            return None
+        us = [1e6 * case.baseline(index).seconds for index in range(len(case.launches))]
+        mean = sum(us) / len(us)
+        return mean if mean >= CLOCK_US else None
 
     def left(self, candidate: Candidate | None, timing: Timing | None, steps: Sequence[Step]) -> str:
         """At the end, what limits the winner, or the original where nothing won; empty where that is not known. On the
@@ -72,12 +77,15 @@ class Limiting:
             if timing is None:
                 return ""
             case = self._of(candidate)
-            found = limiter.of_candidate(case, timing, predicted(case))
+            found = limiter.of_candidate(case, predicted(case), timing)
             return found.left if found is not None else ""
+        case = self._of(self.original)
         measured = next((s.verdict.timing for s in reversed(steps) if s.verdict and s.verdict.timing), None)
         if measured is not None:
-            case, us = self._of(self.original), measured.original_us / limiter.timed(measured)
-            self._keep(limiter.of_original(case, us, predicted(case)))
+            us = measured.original_us / limiter.timed(measured)
+            self._keep(limiter.of_original(case, predicted(case), us))
+        elif case.emulated and any(step.score is not None for step in steps):  # the judge has traced it by now
+            self._keep(limiter.of_original(case, limiter.traced(case)))
         return self.before.left if self.before is not None else ""
 
     def _keep(self, found: Limiter | None) -> None:

@@ -27,26 +27,30 @@ def machine(info: DeviceInfo) -> limits.Machine | None:
     return limits.Machine(info.sms, info.memory_bandwidth_gbs, info.l2_bytes, info.clock_mhz, sm)
 
 
-def of_original(
-    case: Case, us: float | None = None, predicted: Mapping[str, float] | None = None
-) -> limits.Limiter | None:
-    """What limits the original. `us`: the measured time of one launch; `predicted`: counts of its accesses, where
-    none are traced. Raises what `Case.baseline` raises."""
+def of_original(case: Case, counts: Mapping[str, float], us: float | None = None) -> limits.Limiter | None:
+    """What limits the original. `counts` of its accesses, `traced` or read off its text; `us`: the measured time of
+    one launch. Raises CompileError, WorkloadError."""
     binary = case.original_binary
     facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
     shapes = [Shape(launch.grid, launch.block, launch.shared) for launch in case.launches]
-    counts: Counter[str] = Counter()
+    return _of(case, facts, shapes, us, counts)
+
+
+def traced(case: Case) -> dict[str, float]:
+    """What the emulator counted of the original, in all launches together; empty on a GPU. Raises what
+    `Case.baseline` raises."""
+    total: Counter[str] = Counter()
     for index in range(len(case.launches)):
-        counts.update(case.baseline(index).counts)
-    return _of(case, facts, shapes, us, counts or predicted or {})
+        total.update(case.baseline(index).counts)
+    return dict(total)
 
 
-def of_candidate(case: Case, timing: Timing, predicted: Mapping[str, float]) -> limits.Limiter | None:
+def of_candidate(case: Case, counts: Mapping[str, float], timing: Timing) -> limits.Limiter | None:
     """What limits a candidate that was timed on a GPU, that is, what is left to gain."""
     binary = case.candidate_binary
     facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
     shapes = [case.shape(index) for index in range(len(case.launches))]
-    return _of(case, facts, shapes, timing.candidate_us / timed(timing), predicted)
+    return _of(case, facts, shapes, timing.candidate_us / timed(timing), counts)
 
 
 def timed(timing: Timing) -> int:
