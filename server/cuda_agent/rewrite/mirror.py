@@ -17,6 +17,7 @@ from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 
 X, Y = "threadIdx.x", "threadIdx.y"
+MIRRORED = {X: Y, Y: X}
 
 
 def variables(context: Context, nodes: Iterable[Node], known: set[Variable] | None = None) -> list[Variable]:
@@ -45,7 +46,7 @@ def clone(context: Context, v: Variable, suffix: str) -> str:
     return context.unused_here(v.name + suffix.capitalize() if camel else f"{v.name}_{suffix}")
 
 
-def declaration(context: Context, v: Variable, renamed: Mapping[str, str]) -> str:
+def declaration(context: Context, v: Variable, renamed: Mapping[str, str], places: Mapping[str, str] = MIRRORED) -> str:
     """The variable's declaration as the mirrored thread has it, alone in a statement."""
     node = v.writes[0].node.parent
     value = v.writes[0].value
@@ -54,19 +55,18 @@ def declaration(context: Context, v: Variable, renamed: Mapping[str, str]) -> st
     first = node.children_by_field_name("declarator")[0]
     kind = context.slice(Span(node.start_byte, first.start_byte)).strip()
     inner = value.named_children[0] if value.type in ("argument_list", "initializer_list") else value
-    return f"{kind} {renamed[v.symbol]} = {text_of(context, inner, renamed)};"
+    return f"{kind} {renamed[v.symbol]} = {text_of(context, inner, renamed, places)};"
 
 
-def text_of(context: Context, node: Node, renamed: Mapping[str, str], *, exchange: bool = True) -> str:
-    """The text with x and y of the thread exchanged and the mirrored variables' names; as it is without `exchange`."""
-    if not exchange:
-        return context.slice(syntax.span(node))
+def text_of(context: Context, node: Node, renamed: Mapping[str, str], places: Mapping[str, str] = MIRRORED) -> str:
+    """The text of another thread: `places` says what stands for threadIdx.x and threadIdx.y, `renamed` (by symbol) for
+    variables."""
     scope = names.of(context)
     pieces = []
     for n in syntax.of_type(node, "field_expression", "identifier"):
         code = squeeze(text(n))
-        if n.type == "field_expression" and code in (X, Y):
-            pieces.append((n, Y if code == X else X))
+        if n.type == "field_expression" and code in places:
+            pieces.append((n, places[code]))
         elif n.type == "identifier":
             v = scope.resolve(code, n.start_byte)
             if v is not None and v.symbol in renamed:

@@ -21,6 +21,9 @@ After:
         __syncthreads();
     }
 
+Where every thread walks a row of its own, the rows lie far apart and a warp's load touches 32 sectors; there the block
+brings 32 columns of all its rows at a time, and each thread reads its row from the tile.
+
 Neighbouring threads fill neighbouring elements, whichever way the operand lies. Threads outside the matrix stay to help
 and for the barriers; only their results are not stored.
 
@@ -52,6 +55,8 @@ from cuda_agent.source.tree import walk
 
 _SHARED = 48 * 1024
 _LEAST = 8  # threads that share an element
+_WARP = 32
+_ROW = "row"  # the axis of an operand whose rows belong to one thread each
 
 
 @dataclass
@@ -65,6 +70,11 @@ class Operand:
     tile: str = ""
 
     @property
+    def threads(self) -> str:
+        """The thread axis that the operand depends on; "" for none."""
+        return "x" if self.axis == _ROW else self.axis
+
+    @property
     def mirrored(self) -> bool:
         """Filled by the thread whose x and y are exchanged."""
         return (self.axis == "x" and self.by_loop) or (self.axis == "y" and not self.by_loop)
@@ -73,12 +83,14 @@ class Operand:
         """The element of this thread at a loop step counted from the tile's first."""
         if not self.axis:
             return f"{self.tile}[{step}]"
+        if self.axis == _ROW:
+            return f"{self.tile}[{X}][{step}]"
         own = X if self.axis == "x" else Y
         return f"{self.tile}[{own}][{step}]" if self.by_loop else f"{self.tile}[{step}][{own}]"
 
-    def declaration(self, size: int) -> str:
-        padded = size + 1 if self.axis == "x" and self.by_loop else size
-        extents = f"[{size}][{padded}]" if self.axis else f"[{size}]"
+    def declaration(self, size: int, width: int) -> str:
+        padded = size + 1 if self.axis in ("x", _ROW) and self.by_loop else size
+        extents = f"[{width if self.axis == _ROW else size}][{padded}]" if self.axis else f"[{size}]"
         return f"__shared__ {self.uses[0].element} {self.tile}{extents};"
 
 
@@ -88,9 +100,11 @@ class Plan:
     frame: Frame
     operands: list[Operand]
     size: int
+    width: int  # threads of the block along x
     product: bool  # the loop only adds products of staged elements: zeros stand for what is out of range
     renamed: dict[str, str] = field(default_factory=dict)
     mirrored: list[Variable] = field(default_factory=list)
+    row: str = ""  # the row that a thread fills, where rows belong to threads
 
 
 class Stage(Rule):
@@ -108,7 +122,8 @@ class Stage(Rule):
                 continue
             found = _operands(context, loop)
             if found:
-                yield Site(self.name, syntax.span(node), {"size": _size(context)}, {"loop": loop, "operands": found})
+                size = _WARP if found[0].axis == _ROW else _size(context)
+                yield Site(self.name, syntax.span(node), {"size": size}, {"loop": loop, "operands": found})
                 return
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
@@ -149,6 +164,7 @@ def _operands(context: Context, loop: Induction) -> list[Operand]:
     written = aliasing.effects(context).written
     body = syntax.span(syntax.field(loop.loop, "body"))
     found: dict[str, Operand] = {}
+    rows: dict[str, Operand] = {}
     inside = [a for a in access.of(context).globals if a.index.depends(loop.symbol) and a.loops and a.loops[0] is loop]
     for one in inside:
         if one.kind != "load" or one.array in written or not body.holds(syntax.span(one.node)):
@@ -157,6 +173,11 @@ def _operands(context: Context, loop: Induction) -> list[Operand]:
             continue
         step, rest = one.index.split(loop.symbol)
         if step is None or not step.terms or step.names & {X, Y, "threadIdx.z"}:
+            continue
+        along = rest.stride(X)
+        if flat and step.value == 1 and rest.depends(X) and along is not None and along.value not in (-1, 0, 1):
+            key = f"{one.array}[{one.index}]"
+            rows.setdefault(key, Operand([], _ROW, True)).uses.append(one)
             continue
         axes = "".join(a for a in "xyz" if f"threadIdx.{a}" in rest.names)
         if uniform.of_poly(context, _without_threads(rest)) not in ("block", "grid"):
@@ -168,11 +189,15 @@ def _operands(context: Context, loop: Induction) -> list[Operand]:
             continue
         key = f"{one.array}[{one.index}]"
         found.setdefault(key, Operand([], axes, step.value == 1)).uses.append(one)
+    if rows and numbers["blockDim.x"] % _WARP == 0:
+        found = rows
     operands = list(found.values())
     count = trips.of_induction(context, loop)
     known = [n for numbers in context.numbers if count and (n := trips.evaluate(count, numbers)) is not None]
-    if any(n < numbers["blockDim.x"] for n in known):
+    if any(n < (_WARP if found is rows else numbers["blockDim.x"]) for n in known):
         return []  # less than one tile
+    if found is rows:
+        return operands
     own = {text(a.node) for a in inside if a.index.names & {X, Y}} if flat else set()
     if len(own) >= len(operands):
         return []  # most of what the loop reads stays as it is
@@ -212,16 +237,20 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         name = context.unused_here(f"{o.uses[0].array}_tile")
         o.tile = next(n for n in (name, *(f"{name}{i}" for i in range(2, 10))) if n not in taken)
         taken.add(o.tile)
-    total = sum((o.uses[0].bytes or 8) * size * (size + 1 if o.axis else 1) for o in operands)
+    width = context.numbers[0]["blockDim.x"]
+    rows = operands[0].axis == _ROW
+    total = sum((o.uses[0].bytes or 8) * (width if rows else size) * (size + 1 if o.axis else 1) for o in operands)
     if total > _SHARED:
         raise RuleRefused(f"the tiles need {total} bytes of shared memory")
-    plan = Plan(loop, around, operands, size, _adds_products(body, operands))
+    plan = Plan(loop, around, operands, size, width, not rows and _adds_products(body, operands))
+    plan.row = context.unused_here("r") if rows else ""
     for c in around.conditions:
         on = affine.of(context, c.node).names
         if {X, Y} <= on and context.numbers[0]["blockDim.y"] > 1:
             raise RuleRefused(f"the guard {text(c.node)} mixes both thread axes")
-    nodes = [o.uses[0].node for o in operands if o.mirrored]
-    nodes += [c.node for c in around.conditions if any(o.mirrored and _guards(context, o, c.node) for o in operands)]
+    moved = [o for o in operands if o.mirrored or o.axis == _ROW]
+    nodes = [o.uses[0].node for o in moved]
+    nodes += [c.node for c in around.conditions if any(_guards(context, o, c.node) for o in moved)]
     plan.mirrored = mirror.variables(context, nodes, {loop.variable}) if nodes else []
     for v in plan.mirrored:
         plan.renamed[v.symbol] = mirror.clone(context, v, "in")
@@ -276,7 +305,7 @@ def _adds_products(body: Node, operands: list[Operand]) -> bool:
 def _guards(context: Context, operand: Operand, condition: Node) -> bool:
     """The condition says whether the operand's element is there: it depends on the operand's axis, or on none."""
     on = affine.of(context, condition).names & {X, Y}
-    return not on or (operand.axis != "" and on == {f"threadIdx.{operand.axis}"})
+    return not on or (operand.axis != "" and on == {f"threadIdx.{operand.threads}"})
 
 
 # ---------------------------------------------------------------- the new text
@@ -287,8 +316,9 @@ def _edits(context: Context, plan: Plan) -> list[Edit]:
     indent = context.indent(plan.loop.loop.start_byte) if around.start == around.end else context.indent(around.start)
     step = context.indent(next(iter(syntax.statements(context.body))).start_byte)
     step = step[len(context.indent(context.kernel.body.start)) :] or "    "
-    top = [o.declaration(plan.size) for o in plan.operands]
-    lines = [indent + mirror.declaration(context, v, plan.renamed) for v in plan.mirrored]
+    top = [o.declaration(plan.size, plan.width) for o in plan.operands]
+    clones = [] if plan.row else plan.mirrored
+    lines = [indent + mirror.declaration(context, v, plan.renamed) for v in clones]
     middle = _loop(context, plan, indent, step)
     if not around.conditions:
         lines += middle
@@ -346,26 +376,34 @@ def _fills(context: Context, plan: Plan, first: str, limit: str, step: str) -> l
     if plan.product:
         zeros = (_zero(o) for o in plan.operands)
         return [f"{place} = {inside} ? {value} : {z};" for (inside, place, value), z in zip(filled, zeros, strict=True)]
-    lines = []
+    lines = [mirror.declaration(context, v, plan.renamed, {X: plan.row}) for v in plan.mirrored if plan.row]
     for inside in dict.fromkeys(f[0] for f in filled):
         same = [f"{step}{place} = {value};" for test, place, value in filled if test == inside]
         lines += [f"if ({inside})", *same] if len(same) == 1 else [f"if ({inside}) {{", *same, "}"]
+    if plan.row:
+        stride = plan.width // _WARP
+        head = f"for (int {plan.row} = {X} / {_WARP}; {plan.row} < {plan.width}; {plan.row} += {stride}) {{"
+        return [head, *(step + line for line in lines), "}"]
     return lines
 
 
 def _fill(context: Context, plan: Plan, operand: Operand, first: str, limit: str) -> tuple[str, str, str]:
     """(condition, element of the tile, element of the array) that a thread brings."""
     lane = X if operand.by_loop or not operand.axis else Y
-    at = f"{first} + {lane}"
+    at = f"{first} + {X} % {_WARP}" if operand.axis == _ROW else f"{first} + {lane}"
     node, k = operand.uses[0].node, plan.loop.variable.name
 
     def spell(part: Node) -> str:
-        return mirror.text_of(context, part, plan.renamed if operand.mirrored else {}, exchange=operand.mirrored)
+        if operand.axis == _ROW:
+            return mirror.text_of(context, part, plan.renamed, {X: plan.row})
+        return mirror.text_of(context, part, plan.renamed) if operand.mirrored else context.slice(syntax.span(part))
 
     conditions = [c for c in plan.frame.conditions if _guards(context, operand, c.node)]
     inside = " && ".join([*(c.text(context, spell) for c in conditions), f"{at} < {limit}"])
     source = _counter(spell(node), k, at)
     place = f"{operand.tile}[{Y}][{X}]" if operand.axis else f"{operand.tile}[{X}]"
+    if operand.axis == _ROW:
+        place = f"{operand.tile}[{plan.row}][{X} % {_WARP}]"
     return inside, place, source
 
 
