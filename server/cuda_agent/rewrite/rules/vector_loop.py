@@ -408,6 +408,8 @@ def _limit(context: Context, plan: Plan, group: list[Plan], name: str, used: set
     all."""
     bound = launches.paren(text(plan.loop.bound))
     fours = f"{bound} / {plan.width} * {plan.width}"
+    if bound.isdigit():
+        fours = str(int(bound) // plan.width * plan.width)
     moduli: dict[str, list[str]] = {}
     for stream in (s for p in group for s in p.streams if s.check):
         bases = moduli.setdefault(stream.vector.modulus, [])
