@@ -22,11 +22,13 @@ After:
         sum += in[row * cols + c];
 
 Legal when start and step are those of all threads of a warp, block or grid, which reach the loop together, so that
-other threads may take other elements; what is carried from one element to the next is a sum, product, minimum or
-maximum; and an array that the loop writes is touched by it at the element's own place only (all proved). A loop with
-step 1 keeps its order. The pointers of one launch do not overlap (captured, where the loop writes). Rows that do not
-start at a whole vector keep the old loop, which also takes what is left at the end: right for every size and
-address. A loop with step 1 is bit-exact; sums shared among threads change their order: class "reassociated".
+other threads may take other elements (proved); what is carried from one element to the next is a sum, product, minimum
+or maximum (proved) that is combined over those threads before it is used (by a shuffle or an atomic: proved; by a
+function called a reduction or through a shared array: assumed); and an array that the loop writes is touched by it at
+the element's own place only (proved). A loop with step 1 keeps its order. The pointers of one launch do not overlap
+(captured, where the loop writes). Rows that do not start at a whole vector keep the old loop, which also takes what is
+left at the end: right for every size and address. A loop with step 1 is bit-exact; sums shared among threads change
+their order: class "reassociated".
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tree_sitter import Node
 
@@ -44,6 +47,7 @@ from cuda_agent.rewrite.analysis.reduction import operation
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.streams.access import Access, Body
+from cuda_agent.rewrite.streams.combined import combined
 from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
 from cuda_agent.rewrite.streams.layout import fresh, fresh_text, insert_before, unit, unused_index
 from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, chunked_loop, lanes_of, strided_loop
@@ -90,7 +94,8 @@ class Plan:
     body: Body
     streams: list[Stream]
     roots: dict[str, bool]  # what the body touches → whether it writes there
-    sums: bool  # an accumulator whose order matters
+    ops: dict[str, str]  # what lanes accumulate → the operation
+    known: Literal["proved", "assumed"]  # … and that it is combined over all of them
 
     @property
     def width(self) -> int:
@@ -144,9 +149,11 @@ class VectorLoop(Rule):
             assumptions.append(Assumption("elements that an inner loop may leave alone can be read", "assumed"))
         shared = [p for p in plans if p.lanes is not None]
         assumptions += [Assumption(a, "assumed") for p in shared if p.lanes and (a := p.lanes.assumed)]
-        if shared:
-            assumptions.append(Assumption("the threads that share a loop may take any of its elements", "proved"))
-        numeric: NumericClass = "reassociated" if any(p.sums for p in shared) else "bit-exact"
+        for how in dict.fromkeys(p.known for p in shared if p.ops):
+            assumptions.append(Assumption("what threads accumulate is only used combined over all of them", how))
+        numeric: NumericClass = (
+            "reassociated" if any(op in "+*" for p in shared for op in p.ops.values()) else "bit-exact"
+        )
         return Rewrite(tuple(_edits(context, plans)), assumptions=tuple(dict.fromkeys(assumptions)), numeric=numeric)
 
 
@@ -194,7 +201,8 @@ def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Pla
         uniform.check_reached(loop)
         if not uniform.value(loop.bound):
             raise RuleRefused("threads that share the loop end it at different places")
-    sums = carried(loop, shared=lanes is not None)
+    ops = carried(loop) if lanes is not None else {}
+    known = combined(context, loop, ops)
     roots, loose = touched(names, body)
     found = _candidates(context, names, body, roots, loose, uniform)
     if not found:
@@ -206,14 +214,12 @@ def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Pla
     check_long(context, loop, width)
     taken: set[str] = set()
     streams = [_stream(context, a, size, element, width, body, taken) for a, size, element in found.values()]
-    return Plan(loop, lanes, body, streams, roots, sums)
+    return Plan(loop, lanes, body, streams, roots, ops, known)
 
 
-def carried(loop: StridedLoop, *, shared: bool) -> bool:
-    """Whether the order of the elements matters to a rounded result. RuleRefused when the loop is shared and
-    something but a sum, product, minimum or maximum is carried from one element to the next."""
-    if not shared:
-        return False
+def carried(loop: StridedLoop) -> dict[str, str]:
+    """What a shared loop accumulates → the operation. RuleRefused when something but a sum, product, minimum or maximum
+    is carried from one element to the next."""
     local = syntax.declared(loop.body)
     ops: dict[str, str] = {}
     for write in syntax.writes(loop.body):
@@ -240,7 +246,7 @@ def carried(loop: StridedLoop, *, shared: bool) -> bool:
         )
         if reads != own:
             raise RuleRefused(f"{name} is read inside the loop that accumulates it")
-    return any(op in "+*" for op in ops.values())
+    return ops
 
 
 def _is_local_array(name: Node, loop: StridedLoop) -> bool:
@@ -402,6 +408,8 @@ def _limit(context: Context, plan: Plan, group: list[Plan], name: str, used: set
     all."""
     bound = launches.paren(text(plan.loop.bound))
     fours = f"{bound} / {plan.width} * {plan.width}"
+    if bound.isdigit():
+        fours = str(int(bound) // plan.width * plan.width)
     moduli: dict[str, list[str]] = {}
     for stream in (s for p in group for s in p.streams if s.check):
         bases = moduli.setdefault(stream.vector.modulus, [])
