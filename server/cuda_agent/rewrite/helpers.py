@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuda_agent.model import Edit, Span
+from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.rule import Context
 
 
@@ -27,6 +28,9 @@ def _head(context: Context) -> int:
     """The start of the comment lines directly above the kernel, else of the kernel."""
     data = context.module.document.data
     at = context.kernel.span.start
+    if context.kernel.body.start < at:  # the function that does the kernel's work stands above it
+        function = syntax.enclosing_function(context.body)
+        at = function.start_byte
     line = data.rfind(b"\n", 0, at) + 1
     best = at
     while line > 0:

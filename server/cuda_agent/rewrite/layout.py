@@ -195,7 +195,11 @@ def initialised(declaration: Node) -> tuple[str, list[tuple[str, Node]]]:
 
 def unused(context: Context, name: str) -> str:
     """`name`, or `name` with a number when the kernel or a macro has it already."""
-    taken = syntax.identifiers(context.module.node(context.kernel.span)) | {p.name for p in context.kernel.params}
+    taken = (
+        syntax.identifiers(context.module.node(context.kernel.span))
+        | syntax.identifiers(context.body)
+        | {p.name for p in context.kernel.params}
+    )
     code = context.module.document.text
     free = (n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
     return next(n for n in free if not re.search(rf"#\s*define\s+{n}\b", code))

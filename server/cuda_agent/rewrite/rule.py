@@ -34,7 +34,7 @@ from cuda_agent.model import (
     Span,
     Workload,
 )
-from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite import dispatch, syntax
 from cuda_agent.rewrite.analysis import aliasing, trips
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import apply as apply_edits
@@ -75,7 +75,14 @@ class Context:
     ) -> Context:
         module = parse_module(Document(str(path), text))
         first = text if original is None else original
-        return cls(module, module.kernel(kernel), workload, device, first, base, facts)
+        return cls(module, dispatch.worker(module, module.kernel(kernel)), workload, device, first, base, facts)
+
+    @property
+    def code(self) -> str:
+        """The kernel's text, with the function that does its work where that is another (see dispatch.py)."""
+        kernel = self.kernel
+        inside = kernel.span.holds(kernel.body)
+        return self.slice(kernel.span) + ("" if inside else self.slice(kernel.params_span) + self.slice(kernel.body))
 
     @property
     def text(self) -> str:
@@ -135,11 +142,15 @@ class Context:
 
     def unused_here(self, name: str) -> str:
         """As `unused`, for a local variable of the kernel: other functions may have the name."""
-        taken = syntax.identifiers(self.module.node(self.kernel.span)) | {
-            text[1].decode()
-            for d in self.module.tree.lexed.directives
-            if (text := re.match(rb"#\s*define\s+(\w+)", self.module.document.data[d.span.start : d.span.end]))
-        }
+        taken = (
+            syntax.identifiers(self.module.node(self.kernel.span))
+            | syntax.identifiers(self.body)
+            | {
+                text[1].decode()
+                for d in self.module.tree.lexed.directives
+                if (text := re.match(rb"#\s*define\s+(\w+)", self.module.document.data[d.span.start : d.span.end]))
+            }
+        )
         return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
 
     def captured(self, parameter: str) -> tuple[int, ...]:

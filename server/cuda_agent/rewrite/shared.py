@@ -296,7 +296,7 @@ def in_first_thread(context: Context, node: Node) -> bool:
 
 def taken_names(context: Context) -> set[str]:
     """Names that mean something inside the kernel: those in it, and the file's macros."""
-    inside = set(re.findall(r"[A-Za-z_]\w*", context.slice(context.kernel.span)))
+    inside = set(re.findall(r"[A-Za-z_]\w*", context.code))
     return inside | set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", context.text, re.M))
 
 

@@ -78,6 +78,17 @@ def enclosing_statement(node: Node) -> Node:
     return current
 
 
+def enclosing_function(node: Node) -> Node:
+    """The function definition around the node, with its template header. ValueError when there is none."""
+    current: Node | None = node
+    while current is not None and current.type != "function_definition":
+        current = current.parent
+    if current is None:
+        raise ValueError("a statement outside a function")
+    outer = current.parent
+    return outer if outer is not None and outer.type == "template_declaration" else current
+
+
 @dataclass(frozen=True)
 class Write:
     """A variable or memory cell that is assigned: `target op value`; `op` is "=", "+=", "++" …"""

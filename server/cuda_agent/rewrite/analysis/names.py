@@ -16,7 +16,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Kernel, Param, Span
-from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite import dispatch, syntax
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import LOOPS, ancestors, callee, masked, name_of, operator, span, walk
 
@@ -234,7 +234,7 @@ def of(where: HasKernel) -> Names:
 
 @lru_cache(maxsize=128)
 def _names(module: Module, kernel: Span) -> Names:  # a span, as hashing a whole Kernel takes longer than the look-up
-    return Names(module, next(k for k in module.kernels if k.span == kernel))
+    return Names(module, dispatch.worker(module, next(k for k in module.kernels if k.span == kernel)))
 
 
 def iterates(loop: Node, node: Node) -> bool:

@@ -87,7 +87,7 @@ def _own_functions(context: Context) -> Iterator[Node]:
     called = {name for name, _ in syntax.calls(context.body)}
     for name, nodes in calls.definitions(context.module).items():
         if name in called and len(nodes) == 1 and "__device__" in text(nodes[0]).partition("{")[0]:
-            inside = context.kernel.span, syntax.span(nodes[0])
+            inside = context.kernel.span, context.kernel.body, syntax.span(nodes[0])
             word = re.compile(rb"(?<!\w)" + re.escape(name.encode()) + rb"(?!\w)")
             uses = (m.start() for m in word.finditer(context.module.document.data))
             if all(any(at in span for span in inside) for at in uses):

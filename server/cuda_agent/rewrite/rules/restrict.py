@@ -28,7 +28,10 @@ class Restrict(Rule):
     number = 8
 
     def sites(self, context: Context) -> Iterator[Site]:
-        open_params = [p for p in context.kernel.params if p.pointer == 1 and not p.restrict]
+        listed = [*context.kernel.params]
+        if not context.kernel.span.holds(context.kernel.body):  # it calls a function with the same parameters
+            listed += context.module.kernel(context.kernel.id).params
+        open_params = [p for p in listed if p.pointer == 1 and not p.restrict]
         if open_params:
             yield Site(self.name, context.kernel.params_span, {}, {"params": open_params})
 

@@ -32,7 +32,7 @@ After:
 The scalars are those that divide, bound a loop or scale an index and that were equal in every captured launch
 (captured).
 Any other value takes the second call, which is the kernel as it was (proved). Signature and launches stay. Bit-exact.
-It comes after rules that work on the body: they find little in a kernel that only chooses.
+Later rules work on the body as they would on the kernel.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _header(context: Context) -> Header:
     header = next((h for h in context.module.tree.headers if h.name_span == kernel.name_span), None)
     code = context.slice(Span(kernel.span.start, kernel.body.start))
     if header is None or code.count("__global__") != 1:
-        raise RuleRefused("the kernel's head is behind a macro")
+        raise RuleRefused("the kernel's head is behind a macro, or the kernel is specialised already")
     if header.specialised is not None or sum(k.name == kernel.name for k in context.module.kernels) > 1:
         raise RuleRefused(f"{kernel.name} has several definitions")
     if "__grid_constant__" in code or header.scope:

@@ -21,7 +21,7 @@ def unit(context: Context) -> str:
 
 def unused_index(context: Context) -> str:
     """A short name for an inner loop's variable that the kernel does not have yet."""
-    taken = set(re.findall(r"[A-Za-z_]\w*", context.slice(context.kernel.span)))
+    taken = set(re.findall(r"[A-Za-z_]\w*", context.code))
     return next(n for n in ("k", "u", "e", *(f"k{i}" for i in range(2, 100))) if n not in taken)
 
 
