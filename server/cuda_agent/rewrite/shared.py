@@ -258,6 +258,30 @@ def used_later(context: Context, array: str, node: Node) -> bool:
     return any(names & syntax.identifiers(s) for s in later(context, node))
 
 
+def is_spare(context: Context, name: str, kind: str, at: Node) -> bool:
+    """A variable of just this type that nothing mentions after `at`: it may hold something else from then on."""
+    declared = [w for w in context.written.get(name, ()) if w.op == "init"]
+    declaration = declared[0].node.parent if len(declared) == 1 else None
+    if declaration is None or next(syntax.of_type(declaration, "type_qualifier"), None) is not None:
+        return False
+    spelled = declaration.child_by_field_name("type")
+    if spelled is None or text(spelled) != kind:
+        return False
+    return not any(name in syntax.identifiers(s) for s in later(context, at))
+
+
+def stored_from(context: Context, array: str, thread: Node, kind: str, before: Node, at: Node) -> str | None:
+    """The variable v of `a[t] = v;` just before a statement, where it is spare after `at`: it holds the element."""
+    t = squeeze(text(strip_parens(thread)))
+    for s in reversed(earlier_siblings(before)):
+        found = re.fullmatch(r"(\w+)\[(.+)\]=(\w+);", squeeze(text(s)))
+        if found is None or found[2] != t:
+            return None
+        if found[1] == array:
+            return found[3] if is_spare(context, found[3], kind, at) else None
+    return None
+
+
 def first_thread_only(context: Context, arrays: list[str], node: Node) -> bool:
     """From `node` to the next barrier of its block, only thread 0 touches the arrays."""
     names = {n for a in arrays for n in aliases(context, a)}
