@@ -217,6 +217,15 @@ def check_later(context: Context, array: str, thread: Node, node: Node, *, first
                 raise RuleRefused(f"{array} is used after the reduction for more than its result")
 
 
+def check_between(context: Context, array: str, statement: Node, loop: Node, *, first_element: bool) -> None:
+    """Inside the statement, ahead of the loop in it, the array is not touched, but for reads of element 0 where that is
+    allowed. RuleRefused otherwise."""
+    names = aliases(context, array)
+    for n in _identifiers(statement):
+        if n.start_byte < loop.start_byte and text(n) in names and not (first_element and _index(n) == "0"):
+            raise RuleRefused(f"{array} is also read before it is folded")
+
+
 def _identifiers(node: Node) -> Iterator[Node]:
     return syntax.of_type(node, "identifier")
 

@@ -68,9 +68,12 @@ class WarpReduce(Rule):
         everything: list[Tree | Serial] = [*trees, *serials]
         for found in everything:
             try:
-                legal.append(_tree(context, found) if isinstance(found, Tree) else _serial(context, found))
+                plan = _tree(context, found) if isinstance(found, Tree) else _serial(context, found)
             except RuleRefused as error:
                 refused.append(error)
+            else:
+                if plan.first_barrier is None or plan.first_barrier not in [p.first_barrier for p in legal]:
+                    legal.append(plan)  # of several loops behind one barrier the first
         if not legal:
             raise refused[0]
         yield Site(self.name, context.kernel.name_span, nodes={"plans": legal})
@@ -157,6 +160,7 @@ def _serial(context: Context, serial: Serial) -> _Plan:
         first = squeeze(fold.register or "") == f"{fold.array}[0]"
         if serial.first == 1 and not first and not _starts_from_first(serial, fold):
             raise RuleRefused(f"{fold.register} does not start from {fold.array}[0]")
+        shared.check_between(context, fold.array, statement, serial.loop.node, first_element=serial.first == 1)
         shared.check_later(context, fold.array, serial.thread, serial.loop.node, first_element=first)
     names = [f.array for f in serial.folds]
     return _Plan(
