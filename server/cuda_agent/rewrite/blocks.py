@@ -121,7 +121,7 @@ def _named(context: Context, node: Node, shape: Shape, templates: dict[str, str]
         digits = templates[name].rstrip("ul")
         return int(digits) if digits.isdigit() else None
     if name in {p.name for p in context.kernel.params}:
-        return None
+        return shape.threads if _is_block_size(context, name) else None
     written = context.written.get(name)
     if not written:
         return launch_text.constant(context.module, name, node.start_byte)
@@ -129,6 +129,18 @@ def _named(context: Context, node: Node, shape: Shape, templates: dict[str, str]
     if len(written) != 1 or written[0].op not in ("init", "=") or initial is None:
         return None
     return value(context, initial, shape, templates)
+
+
+def _is_block_size(context: Context, parameter: str) -> bool:
+    """Every launch passes the parameter what it gives as the block's size: `k<<<grid, size>>>(x, size)`."""
+    position = next(i for i, p in enumerate(context.kernel.params) if p.name == parameter)
+    blocks = [(squeeze(s.block), [squeeze(a) for a in s.args]) for s in context.sites]
+    return (
+        bool(blocks)
+        and not context.module.other_uses(context.kernel)
+        and parameter not in context.written
+        and all(len(args) > position and block in (args[position], f"dim3({args[position]})") for block, args in blocks)
+    )
 
 
 def is_constant(context: Context, code: str) -> bool:

@@ -217,6 +217,15 @@ def check_later(context: Context, array: str, thread: Node, node: Node, *, first
                 raise RuleRefused(f"{array} is used after the reduction for more than its result")
 
 
+def check_between(context: Context, array: str, statement: Node, loop: Node, *, first_element: bool) -> None:
+    """Inside the statement, ahead of the loop in it, the array is not touched, but for reads of element 0 where that is
+    allowed. RuleRefused otherwise."""
+    names = aliases(context, array)
+    for n in _identifiers(statement):
+        if n.start_byte < loop.start_byte and text(n) in names and not (first_element and _index(n) == "0"):
+            raise RuleRefused(f"{array} is also read before it is folded")
+
+
 def _identifiers(node: Node) -> Iterator[Node]:
     return syntax.of_type(node, "identifier")
 
@@ -256,6 +265,30 @@ def used_later(context: Context, array: str, node: Node) -> bool:
     """The array is mentioned after `node`."""
     names = aliases(context, array)
     return any(names & syntax.identifiers(s) for s in later(context, node))
+
+
+def is_spare(context: Context, name: str, kind: str, at: Node) -> bool:
+    """A variable of just this type that nothing mentions after `at`: it may hold something else from then on."""
+    declared = [w for w in context.written.get(name, ()) if w.op == "init"]
+    declaration = declared[0].node.parent if len(declared) == 1 else None
+    if declaration is None or next(syntax.of_type(declaration, "type_qualifier"), None) is not None:
+        return False
+    spelled = declaration.child_by_field_name("type")
+    if spelled is None or text(spelled) != kind:
+        return False
+    return not any(name in syntax.identifiers(s) for s in later(context, at))
+
+
+def stored_from(context: Context, array: str, thread: Node, kind: str, before: Node, at: Node) -> str | None:
+    """The variable v of `a[t] = v;` just before a statement, where it is spare after `at`: it holds the element."""
+    t = squeeze(text(strip_parens(thread)))
+    for s in reversed(earlier_siblings(before)):
+        found = re.fullmatch(r"(\w+)\[(.+)\]=(\w+);", squeeze(text(s)))
+        if found is None or found[2] != t:
+            return None
+        if found[1] == array:
+            return found[3] if is_spare(context, found[3], kind, at) else None
+    return None
 
 
 def first_thread_only(context: Context, arrays: list[str], node: Node) -> bool:

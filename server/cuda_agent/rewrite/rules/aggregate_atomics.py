@@ -293,9 +293,9 @@ class _Writer:
         lines, names = [], []
         for t in targets:
             value = arguments(t.calls[0])[1]
-            own = _own_variable(self.context, t, value)
-            names.append(own or self.name(t.noun))
-            if own is None:
+            spare = value.type == "identifier" and shared.is_spare(self.context, text(value), t.element, t.around)
+            names.append(text(value) if spare else self.name(t.noun))
+            if not spare:
                 lines.append(f"{t.element} {names[-1]} = {self.context.slice(syntax.span(value))};")
         first, last = targets[0].around, targets[-1].around
         line = self.context.eol + self.context.indent(first.start_byte)
@@ -371,19 +371,6 @@ class _Writer:
 
 def _next(target: _Target) -> Node | None:
     return target.around.next_named_sibling
-
-
-def _own_variable(context: Context, target: _Target, value: Node) -> str | None:
-    """The variable that is added, where it has the right type and nothing uses it afterwards: it may hold the sum."""
-    name = text(value)
-    declared = [w for w in context.written.get(name, ()) if w.op == "init"]
-    if value.type != "identifier" or len(declared) != 1:
-        return None
-    declaration = declared[0].node.parent
-    kind = declaration.child_by_field_name("type") if declaration is not None else None
-    qualified = declaration is not None and next(syntax.of_type(declaration, "type_qualifier"), None) is not None
-    used = any(name in syntax.identifiers(s) for s in shared.later(context, target.around))
-    return name if kind is not None and text(kind) == target.element and not qualified and not used else None
 
 
 def _block(head: str, inside: list[str], step: str) -> list[str]:

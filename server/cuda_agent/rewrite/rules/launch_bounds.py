@@ -69,9 +69,11 @@ class LaunchBounds(Rule):
 def steps(context: Context, threads: int) -> list[tuple[int, int]]:
     """Steps of occupancy worth a try, nearest first: (blocks resident on one SM, registers a thread that still allow
     them). With the compiler's facts those above what the kernel reaches, where registers are what holds it back;
-    without them the steps whose registers a kernel may well need."""
+    without them the steps whose registers a kernel may well need. None on the emulator, which has no registers."""
+    if context.device is not None and context.device.kind == "emulator":
+        return []
     try:
-        sm = occupancy.limits(context.device.arch if context.device and context.device.kind == "cuda" else "sm_90")
+        sm = occupancy.limits(context.device.arch if context.device is not None else "sm_90")
     except UsageError:
         return []
     shared = max(s.shared for s in context.shapes)

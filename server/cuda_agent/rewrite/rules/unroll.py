@@ -49,7 +49,10 @@ def _innermost(loop: Node) -> bool:
 
 
 def _has_pragma(context: Context, loop: Node) -> bool:
-    """A pragma in front, or a loop that does not start its own line (there is no place for one)."""
+    """A pragma in front, or no place for one: the loop does not start its own line, or it is the one statement of a
+    loop or an `if` without braces."""
+    if loop.parent is None or loop.parent.type != "compound_statement":
+        return True
     lines = context.slice(Span(0, loop.start_byte)).splitlines()
     if not lines or lines[-1].strip():
         return True

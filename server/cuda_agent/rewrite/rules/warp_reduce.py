@@ -68,9 +68,12 @@ class WarpReduce(Rule):
         everything: list[Tree | Serial] = [*trees, *serials]
         for found in everything:
             try:
-                legal.append(_tree(context, found) if isinstance(found, Tree) else _serial(context, found))
+                plan = _tree(context, found) if isinstance(found, Tree) else _serial(context, found)
             except RuleRefused as error:
                 refused.append(error)
+            else:
+                if plan.first_barrier is None or plan.first_barrier not in [p.first_barrier for p in legal]:
+                    legal.append(plan)  # of several loops behind one barrier the first
         if not legal:
             raise refused[0]
         yield Site(self.name, context.kernel.name_span, nodes={"plans": legal})
@@ -157,6 +160,7 @@ def _serial(context: Context, serial: Serial) -> _Plan:
         first = squeeze(fold.register or "") == f"{fold.array}[0]"
         if serial.first == 1 and not first and not _starts_from_first(serial, fold):
             raise RuleRefused(f"{fold.register} does not start from {fold.array}[0]")
+        shared.check_between(context, fold.array, statement, serial.loop.node, first_element=serial.first == 1)
         shared.check_later(context, fold.array, serial.thread, serial.loop.node, first_element=first)
     names = [f.array for f in serial.folds]
     return _Plan(
@@ -220,6 +224,7 @@ class _Writer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.taken = shared.taken_names(context)
+        self.made: set[str] = set()
         self.step = helpers.step(context)
         self.offset = self.name("offset")
 
@@ -230,13 +235,14 @@ class _Writer:
         numbered = (f"{wanted[-1]}{i}" for i in range(2, 1000))
         name = next(n for n in (*wanted, *numbered) if n not in self.taken)
         self.taken.add(name)
+        self.made.add(name)
         return name
 
     def tree(self, plan: _Plan, tree: Tree) -> list[Edit]:
         t = text(strip_parens(tree.thread))
         index = t if re.fullmatch(r"[\w.()]+", t) else f"({t})"
-        names = self.variables(tree.folds, keep=True)
-        lines = self.loads(tree.folds, names, plan.types, t, keep=True)
+        names = self.variables(plan, tree.loop, keep=True)
+        lines = self.loads(plan, names, t)
         lines += self.shuffles(tree.folds, names, str(WARP // 2))
         warps, half = self.counts(tree.size)
         results = [f"{f.array}[0] = {n};" for f, n, s in zip(tree.folds, names, plan.stores, strict=True) if s]
@@ -268,11 +274,11 @@ class _Writer:
     def serial(self, plan: _Plan, serial: Serial) -> list[Edit]:
         t = text(strip_parens(serial.thread))
         index = t if re.fullmatch(r"[\w.()]+", t) else f"({t})"
-        names = self.variables(serial.folds, keep=False)
-        lines = self.loads(serial.folds, names, plan.types, t, keep=False)
+        assert plan.first_barrier is not None
+        names = self.variables(plan, plan.first_barrier, keep=False)
+        lines = self.loads(plan, names, t)
         lines += self.shuffles(serial.folds, names, str(WARP // 2))
         lines += self.partials(serial.folds, names, t, index)
-        assert plan.first_barrier is not None
         if plan.own:
             edits = [self.inserted(plan.first_barrier, lines)]
         else:
@@ -285,21 +291,27 @@ class _Writer:
 
     # ------------------------------------------------------------ lines
 
-    def variables(self, found: Sequence[Fold], keep: bool) -> list[str]:
-        """The register of each fold: its own, or a new one named for what it will hold."""
+    def variables(self, plan: _Plan, at: Node, keep: bool) -> list[str]:
+        """The register of each fold: its own, the spare one that was just stored, or a new one named for what it will
+        hold."""
         names = []
-        for f in found:
+        for f, kind in zip(plan.found.folds, plan.types, strict=True):
+            before = plan.first_barrier if plan.first_barrier is not None else at
+            stored = shared.stored_from(self.context, f.array, plan.found.thread, kind, before, at)
             if keep and f.register is not None:
                 names.append(f.register)
+            elif plan.own and stored is not None and stored not in names:
+                names.append(stored)
             else:
-                names.append(self.name(*([f.noun] if len(found) == 1 else []), f"{f.array}_{f.noun}"))
+                names.append(self.name(*([f.noun] if len(plan.found.folds) == 1 else []), f"{f.array}_{f.noun}"))
         return names
 
-    def loads(self, found: Sequence[Fold], names: list[str], types: Sequence[str], t: str, keep: bool) -> list[str]:
+    def loads(self, plan: _Plan, names: list[str], t: str) -> list[str]:
+        """Of the elements that are not in a register yet."""
         return [
             f"{kind} {name} = {f.array}[{t}];"
-            for f, name, kind in zip(found, names, types, strict=True)
-            if not keep or f.register is None
+            for f, name, kind in zip(plan.found.folds, names, plan.types, strict=True)
+            if name in self.made
         ]
 
     def shuffles(self, found: Sequence[Fold], names: list[str], first: str) -> list[str]:
