@@ -78,6 +78,7 @@ class Outcome:
     tried: int = 0
     source_hash: str = ""
     steps: tuple[Step, ...] = ()
+    refused: int = 0  # candidates that passed the quick judge and not the full one, or were no win there
     seconds: float = 0.0
     share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
     limiter: str = ""  # what limited the original: a kind of `hints.limits`
@@ -402,6 +403,7 @@ class _Search:
             tried=self.budget.tried,
             source_hash=parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel),
             steps=tuple(self.state.steps),
+            refused=len(self._refused),
             seconds=self.budget.spent,
             limiter=self.limiting.before.kind if self.limiting.before else "",
             **more,
