@@ -156,6 +156,7 @@ class _Search:
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
         self._quick: list[float] = []  # seconds of the quick judgements
         self._refused: list[Candidate] = []  # by the full judge
+        self._complete = False  # the policy has nothing more to propose
         self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
 
     # ------------------------------------------------------------ the loop
@@ -182,7 +183,7 @@ class _Search:
             self._end(outcome)
             return outcome
         self._end(outcome)
-        if outcome.status in ("verified", "nothing"):
+        if outcome.status == "verified" or (outcome.status == "nothing" and self._complete):
             self.memory.keep_outcome(key, outcome)
         return outcome
 
@@ -203,6 +204,7 @@ class _Search:
             while not (self.budget.exhausted or self._hopeless):
                 proposals = list(policy.propose(state))
                 if not proposals:
+                    self._complete = True
                     return
                 words = f"compiling {len(proposals)} candidates"
                 self.say({"event": "phase", "message": words, "percentage": self._percent(), **self._live()})
