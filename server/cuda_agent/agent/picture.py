@@ -93,7 +93,8 @@ def _course(outcome: Outcome) -> Markup:
         f"line: the best so far; dots: accepted by the quick judge, at the score that ranks them ({_score(outcome)}); "
     )
     note += "red on the axis: not accepted"
-    return tag("section", tag("h2", f"Search: {words}"), svg, tag("p", note, class_="note"))
+    left = tag("p", f"What is left: {outcome.left}.", class_="left") if outcome.left else None
+    return tag("section", tag("h2", f"Search: {words}"), svg, tag("p", note, class_="note"), left)
 
 
 def _score(outcome: Outcome) -> str:
