@@ -40,7 +40,9 @@ def _overview(file: str, outcomes: Sequence[Outcome]) -> Markup:
             tag("tr", *(tag("td", cell) for cell in (link, share, result, gain, tried, seconds, tag("code", rules))))
         )
     title = tag("header", tag("h1", tag("code", file), tag("span", f": {len(outcomes)} kernels", class_="soft")))
-    return tag("article", title, tag("section", tag("div", tag("table", head, *rows), class_="scroll")))
+    return tag(
+        "article", title, tag("section", tag("div", tag("table", head, *rows, class_="kernels"), class_="scroll"))
+    )
 
 
 def _article(file: str, outcome: Outcome, id: str) -> Markup:
