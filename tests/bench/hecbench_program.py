@@ -231,17 +231,11 @@ def one(
     search: Callable[..., Outcome],
 ) -> None:
     """One search of so many seconds, its verdict until `end`. Whatever ends it ends in the row."""
-    began, full = time.monotonic(), 0
-
-    def event(value: Any) -> None:
-        nonlocal full
-        full += str(value.get("message", "")).startswith("full verdict on")
-        note(value)
-
+    began = time.monotonic()
     request = Request(path, kernel=workload.kernel, device=device.info.kind, budget_s=seconds, max_candidates=10_000)
     try:
-        outcome = search(request, on_event=event, cancelled=lambda: time.time() > end, device=device, workload=workload)
-        fill(row, outcome, full)
+        outcome = search(request, on_event=note, cancelled=lambda: time.time() > end, device=device, workload=workload)
+        fill(row, outcome)
     except Cancelled as error:
         row.status, row.message = "undecided", str(error)
     except CudaAgentError as error:
@@ -250,13 +244,13 @@ def one(
     row.seconds = time.monotonic() - began
 
 
-def fill(row: Row, outcome: Outcome, full: int) -> None:
+def fill(row: Row, outcome: Outcome) -> None:
     verdict, candidate = outcome.verdict, outcome.candidate
     row.status, row.message, row.tried = outcome.status, outcome.message, outcome.tried
     row.left = outcome.left or row.left
     row.steps = [{"origin": s.candidate.origin, "score": s.score, "note": s.note} for s in outcome.steps]
     offered = outcome.status == "verified" and candidate is not None
-    row.full_failed = full - (1 if offered else 0)
+    row.full_failed = outcome.refused
     if verdict is not None:
         row.shown_failed = int(offered and any(gate.status == "fail" for gate in verdict.gates))
     timings = [s.verdict.timing for s in outcome.steps if s.verdict and s.verdict.timing]

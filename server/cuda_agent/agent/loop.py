@@ -78,6 +78,7 @@ class Outcome:
     tried: int = 0
     source_hash: str = ""
     steps: tuple[Step, ...] = ()
+    refused: int = 0  # candidates that passed the quick judge and not the full one, or were no win there
     seconds: float = 0.0
     share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
     limiter: str = ""  # what limited the original: a kind of `hints.limits`
@@ -155,6 +156,7 @@ class _Search:
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
         self._quick: list[float] = []  # seconds of the quick judgements
         self._refused: list[Candidate] = []  # by the full judge
+        self._complete = False  # the policy has nothing more to propose
         self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
 
     # ------------------------------------------------------------ the loop
@@ -181,7 +183,7 @@ class _Search:
             self._end(outcome)
             return outcome
         self._end(outcome)
-        if outcome.status in ("verified", "nothing"):
+        if outcome.status == "verified" or (outcome.status == "nothing" and self._complete):
             self.memory.keep_outcome(key, outcome)
         return outcome
 
@@ -202,6 +204,7 @@ class _Search:
             while not (self.budget.exhausted or self._hopeless):
                 proposals = list(policy.propose(state))
                 if not proposals:
+                    self._complete = True
                     return
                 words = f"compiling {len(proposals)} candidates"
                 self.say({"event": "phase", "message": words, "percentage": self._percent(), **self._live()})
@@ -402,6 +405,7 @@ class _Search:
             tried=self.budget.tried,
             source_hash=parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel),
             steps=tuple(self.state.steps),
+            refused=len(self._refused),
             seconds=self.budget.spent,
             limiter=self.limiting.before.kind if self.limiting.before else "",
             **more,

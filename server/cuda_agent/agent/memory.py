@@ -95,7 +95,14 @@ class Memory:
 
     def _key(self, kind: str, parts: object) -> str:
         tolerance = sorted(self.workload.tolerance.items())
-        about = (str(self.build.file), self.build.flags, self.original, _inputs(self.workload), self.workload.origin)
+        about = (
+            str(self.build.file),
+            self.build.flags,
+            self.original,
+            _inputs(self.workload),
+            self.workload.origin,
+            self.workload.device,
+        )
         options = sorted(f"{name}={value!r}" for name, value in asdict(self.options).items() if name != "allow")
         allow = sorted(self.options.allow)
         where = (self.device.identity, _checker(self.device))

@@ -40,7 +40,9 @@ def _overview(file: str, outcomes: Sequence[Outcome]) -> Markup:
             tag("tr", *(tag("td", cell) for cell in (link, share, result, gain, tried, seconds, tag("code", rules))))
         )
     title = tag("header", tag("h1", tag("code", file), tag("span", f": {len(outcomes)} kernels", class_="soft")))
-    return tag("article", title, tag("section", tag("div", tag("table", head, *rows), class_="scroll")))
+    return tag(
+        "article", title, tag("section", tag("div", tag("table", head, *rows, class_="kernels"), class_="scroll"))
+    )
 
 
 def _article(file: str, outcome: Outcome, id: str) -> Markup:
@@ -93,7 +95,8 @@ def _course(outcome: Outcome) -> Markup:
         f"line: the best so far; dots: accepted by the quick judge, at the score that ranks them ({_score(outcome)}); "
     )
     note += "red on the axis: not accepted"
-    return tag("section", tag("h2", f"Search: {words}"), svg, tag("p", note, class_="note"))
+    left = tag("p", f"What is left: {outcome.left}.", class_="left") if outcome.left else None
+    return tag("section", tag("h2", f"Search: {words}"), svg, tag("p", note, class_="note"), left)
 
 
 def _score(outcome: Outcome) -> str:

@@ -290,7 +290,19 @@ def test_one_rule_is_to_blame(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(judge, "judge", full, raising=False)
     path = bench.path.parent / "steps.jsonl"
     outcome = bench.run(Script([made(20, "a+b+c"), made(25, "a+b"), made(40, "a"), made(60, "b")]), trajectory=path)
-    assert (outcome.status, origin(outcome)) == ("verified", "a+b")
+    assert (outcome.status, origin(outcome), outcome.refused) == ("verified", "a+b", 1)
     said = [event["message"] for event in bench.events if event.get("message", "").startswith("full verdict")]
     assert [words.removeprefix("full verdict on ") for words in said] == ["a+b+c", "a", "a+b"]
     assert [line["step"] for line in map(json.loads, path.read_text().splitlines())].count("end") == 1
+
+
+def test_nothing_found_in_too_small_a_budget_is_no_answer(bench: Bench) -> None:
+    """Asked again, the search goes on with what it knows."""
+    rounds = [made(110, "a")], [made(50, "b")]
+    assert bench.run(Script(*rounds), max_candidates=1).status == "nothing"
+    bench.run(Script(*rounds), max_candidates=1)
+    assert not any("searched before" in event.get("message", "") for event in bench.events)
+    assert bench.run(Script(*rounds)).status == "verified"
+    assert bench.run(Script([made(110, "a")])).status == "nothing"
+    bench.run(Script([made(110, "a")]))
+    assert any("searched before" in event.get("message", "") for event in bench.events)

@@ -38,7 +38,8 @@ def searched(tmp_path: Path) -> Outcome:
 
 
 def test_it_shows_every_candidate(searched: Outcome) -> None:
-    html = picture("x.cu", [searched])
+    html = picture("x.cu", [replace(searched, left="at 91 % of peak bandwidth")])
+    assert "What is left: at 91 % of peak bandwidth." in html
     text = Reader(html).text
     for name in ("row-per-warp(lanes=32)", "vectorize(width=4)", "unroll(factor=16)", "coarsen(elements=4)"):
         assert name in html
