@@ -295,3 +295,18 @@ def test_lanes_wait_for_one_bank() -> None:
         lanes = tuple(stride * k for k in range(32))
         assert turns(lanes, 4) == (gcd(stride, 32) if stride else 1)
         assert turns(lanes, 8) == 2 * (gcd(stride, 16) if stride else 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "size"),
+    [
+        ("typedef double REAL;", 8),
+        ("using REAL = float;", 4),
+        ("#define REAL unsigned int", 4),
+        ("#ifdef HALF\n#define REAL float\n#else\n#define REAL double\n#endif", None),
+        ("struct REAL { float x; };", None),
+    ],
+)
+def test_the_size_of_a_named_type(before: str, size: int | None) -> None:
+    case = body("x[n] = y;", "REAL *x, REAL y, int n", before=before)
+    assert access.of(case).found[0].bytes == size

@@ -34,11 +34,7 @@ class Access:
     index: Poly
     element: str
     loops: tuple[Induction | None, ...]  # around it, innermost first; None of a loop that does not count
-
-    @property
-    def bytes(self) -> int | None:
-        """Of one element; None when its type is a template parameter or a struct."""
-        return affine.size_of(self.element)
+    bytes: int | None  # of one element; None when its type is a template parameter or a struct
 
     @cached_property
     def counted(self) -> dict[str, Induction]:
@@ -179,7 +175,8 @@ def _access(scope: names.Names, node: Node, place: Place, kind: Kind) -> Access:
     space: Space = "global"
     if variable is not None and variable.is_array:
         space = "shared" if variable.shared else "local"
-    return Access(node, place.base, kind, space, place.index, place.element, loops_around(scope, node))
+    size = affine.size_of(place.element, scope.module)
+    return Access(node, place.base, kind, space, place.index, place.element, loops_around(scope, node), size)
 
 
 def loops_around(where: HasKernel, node: Node) -> tuple[Induction | None, ...]:

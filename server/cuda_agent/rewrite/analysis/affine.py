@@ -66,9 +66,23 @@ def integer_type(spelled: str) -> bool:
     return _INTEGER.fullmatch(spelled.strip()) is not None
 
 
-def size_of(element: str) -> int | None:
-    """Bytes of an element type; None of a template parameter or a struct."""
-    return SIZES.get(re.sub(r"\b(?:const|volatile)\b\s*", "", element).strip())
+def size_of(element: str, module: Module | None = None) -> int | None:
+    """Bytes of an element type, also of a name that the file gives to a known one; None of a template parameter or a
+    struct."""
+    bare = re.sub(r"\b(?:const|volatile)\b\s*", "", element).strip()
+    return SIZES.get(bare) or (SIZES.get(_alias(module, bare)) if module is not None else None)
+
+
+@lru_cache(maxsize=1024)
+def _alias(module: Module, name: str) -> str:
+    """What `typedef T name;`, `using name = T;` or `#define name T` of the file stands for; "" of any other name, and
+    of one with several meanings."""
+    word = re.escape(name.encode("utf-8", "surrogateescape"))
+    typedef = rb"\btypedef\s+([\w ]+?)\s+" + word + rb"\s*;|\busing\s+" + word + rb"\s*=\s*([\w ]+?)\s*;"
+    macro = rb"^[ \t]*#[ \t]*define[ \t]+" + word + rb"[ \t]+([\w ]+?)[ \t]*\r?$"
+    found = [m[1] or m[2] for m in re.finditer(typedef, module.tree.lexed.code)]
+    found += [m[1] for m in re.finditer(macro, module.document.data, re.M)]
+    return decode(found[0]) if len(set(found)) == 1 else ""
 
 
 @dataclass(frozen=True)

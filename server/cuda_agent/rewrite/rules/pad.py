@@ -39,7 +39,7 @@ class Pad(Rule):
         for v in names.of(context).variables:
             if not v.shared or len(v.extents) < 2 or v.pointer:
                 continue
-            size = affine.size_of(v.type)
+            size = affine.size_of(v.type, context.module)
             if size not in (4, 8) or not context.numbers:
                 continue
             before, after = _waits(context, v, size, 0), _waits(context, v, size, 1)
@@ -128,7 +128,7 @@ def _others(context: Context, v: Variable) -> int:
     total = 0
     for other in names.of(context).variables:
         if other.shared and other is not v:
-            size = affine.size_of(other.type) or 8
+            size = affine.size_of(other.type, context.module) or 8
             for e in other.extents:
                 size *= affine.of(context, strip_parens(e)).value or 1
             total += size

@@ -229,7 +229,7 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         raise RuleRefused("the loop's range differs between the threads of a block")
     around = frame(context, loop.loop)
     for o in operands:
-        if affine.size_of(o.uses[0].element) is None and not _template(context, o.uses[0].element):
+        if o.uses[0].bytes is None and not _template(context, o.uses[0].element):
             raise RuleRefused(f"the size of {o.uses[0].element} is not known")
         _check_unconditional(o, body)
     taken: set[str] = set()
