@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import patience
+
 ARGV = [sys.executable, "-m", "cuda_agent.cli"]
 
 
@@ -62,7 +64,7 @@ class Running:
         return Path(self._err.name).read_text(errors="replace")
 
     def until(self, what: str, true: Callable[[], bool], timeout: float = 90) -> None:
-        end = time.monotonic() + timeout
+        end = time.monotonic() + patience(timeout)
         while not true():
             assert self._process.poll() is None, f"it ended before {what}:\n{self.err}"
             assert time.monotonic() < end, f"no {what} after {timeout} s:\n{self.err}"
