@@ -7,11 +7,14 @@ were empty, and that is said once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import pickle
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +59,16 @@ def _feed(state: Any, part: object) -> None:
     state.update(data)
 
 
+@dataclass
+class _Making:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
+_making: dict[str, _Making] = {}
+_making_lock = threading.Lock()
+
+
 class Cache:
     """Content-addressed results and blobs under one folder, of at most `size_limit` bytes (default: the setting).
 
@@ -93,6 +106,21 @@ class Cache:
         value = compute()
         self.set(key, value)
         return value
+
+    @contextlib.contextmanager
+    def alone(self, key: str) -> Iterator[None]:
+        """Among this process's threads: the second one that makes the same thing waits, and then finds it."""
+        with _making_lock:
+            entry = _making.setdefault(key, _Making())
+            entry.users += 1
+        try:
+            with entry.lock:
+                yield
+        finally:
+            with _making_lock:
+                entry.users -= 1
+                if not entry.users:
+                    del _making[key]
 
     def key(self, kind: str, key_parts: object) -> str:
         return f"{kind}:{digest(__version__, kind, key_parts)}"

@@ -7,6 +7,8 @@ import logging
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,28 @@ def test_memo_raises_what_compute_raises(store: cache.Cache) -> None:
     with pytest.raises(OSError, match="from compute"):
         store.memo("k", "x", lambda: (_ for _ in ()).throw(OSError("from compute")))
     assert store.memo("k", "x", lambda: 1) == 1
+
+
+def test_one_thread_makes_it_and_the_others_find_it(store: cache.Cache) -> None:
+    made, ready = [], threading.Barrier(4)
+
+    def work() -> None:
+        ready.wait()
+        with store.alone("k"):
+            if store.get("k") is None:
+                time.sleep(0.05)
+                made.append(1)
+                store.set("k", 7)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+    with store.alone("other"), store.alone("another"):  # nothing is kept, and keys do not wait for each other
+        assert len(cache._making) == 2
+    assert not cache._making
 
 
 def test_digest_tells_parts_apart() -> None:

@@ -9,7 +9,7 @@ is the program's own. A kernel that the emulator cannot build or run says nothin
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ def why_not(device: Device, build: Build) -> str:
 
 def _prove(device: Device, build: Build) -> str:
     try:
-        binary = device.compile(replace(build, flags=(), through=None), KNOWN_BAD)
+        binary = device.compile(_plain(build), KNOWN_BAD)
         held = jobs.BlobSource(None, {ZEROS: bytes(256)}).add_binary(binary)
         steps = [jobs.load_step(binary, "bad"), jobs.launch_step("bad", "bad", _bad_launch(binary), trace=True)]
         *_, launched = device.run(jobs.Job(steps, 60.0, "known-bad kernel", frozenset({binary.sha256})), held)
@@ -137,6 +137,20 @@ def _spec(case: Case) -> str:
     """An emulator with the GPU's limits, where there is one."""
     same = (key for key, info in GPUS.items() if info.arch == case.device.info.arch)
     return f"emulator:{next(same, 'h200')}"
+
+
+def compilations(case: Case) -> Iterator[Callable[[], object]]:
+    """What a look compiles, one call each; the results go into the cache."""
+    from cuda_agent.device.emulator import build
+
+    untrusted = case.candidate.origin.startswith("model")
+    yield lambda: build.compile(case.build, case.original)
+    yield lambda: build.compile(case.build, case.candidate.text, untrusted=untrusted)
+    yield lambda: build.compile(_plain(case.build), KNOWN_BAD)
+
+
+def _plain(build: Build) -> Build:
+    return replace(build, flags=(), through=None)
 
 
 def _built(case: Case, device: Device, until: float, untrusted: bool) -> Case:

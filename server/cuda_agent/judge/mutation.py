@@ -201,6 +201,11 @@ def _bytes(case: Case, launch: int) -> int:
     return sum(buffer.size for buffer in case.launches[launch].buffers)
 
 
+def compile_mutants(case: Case) -> None:
+    """Into the cache, where `score` finds them."""
+    _build(case)
+
+
 class _DoesNotRun(Exception):
     """The original with its mutants in it does not run to its end."""
 

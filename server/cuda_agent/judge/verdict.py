@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cuda_agent.errors import Cancelled, CudaAgentError
-from cuda_agent.judge import numeric, record
+from cuda_agent.judge import ahead, numeric, record
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import NO_TIME, Gate, not_run
 from cuda_agent.judge.gates import GATES, QUICK
@@ -44,7 +45,8 @@ def judge(
     "percentage"}` after each gate. Raises Cancelled when `cancelled()` turns true; the worker is killed then.
     Everything else ends in the verdict."""
     case = _case(device, build, workload, original, candidate, options, cancelled, module)
-    results = _ask(case, GATES, on_event, quick=False)
+    with nullcontext() if case.emulated else ahead.compiling(case):
+        results = _ask(case, GATES, on_event, quick=False)
     return _sum_up(case, results, quick=False)
 
 

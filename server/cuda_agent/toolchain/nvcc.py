@@ -141,12 +141,14 @@ def compile(
     places = (str(file), str(build.file), str(build.directory))
     parts = (nvcc.text, str(nvcc.root), arch, flags, places, surroundings, text)
     manifest = store.key("cubin-deps", parts)
-    known = store.get(manifest)
-    if isinstance(known, tuple) and isinstance(hit := store.get(store.key("cubin", (parts, _hashes(known)))), Binary):
-        return hit
-    binary, headers = _compile(nvcc, build, text, arch, flags, file, untrusted=untrusted, timeout=timeout)
-    store.set(manifest, headers)
-    store.set(store.key("cubin", (parts, _hashes(headers))), binary)
+    with store.alone(manifest):
+        known = store.get(manifest)
+        key = store.key("cubin", (parts, _hashes(known))) if isinstance(known, tuple) else None
+        if key is not None and isinstance(hit := store.get(key), Binary):
+            return hit
+        binary, headers = _compile(nvcc, build, text, arch, flags, file, untrusted=untrusted, timeout=timeout)
+        store.set(manifest, headers)
+        store.set(store.key("cubin", (parts, _hashes(headers))), binary)
     return binary
 
 

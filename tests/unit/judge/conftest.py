@@ -88,6 +88,7 @@ def no_emulator_beside_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeviceMissing("not in this test")
 
     monkeypatch.setattr(emulated, "open_device", refuse)
+    monkeypatch.setattr(emulated, "compilations", lambda case: iter(()))
 
 
 @pytest.fixture(scope="module")

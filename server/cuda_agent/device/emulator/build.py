@@ -55,13 +55,14 @@ def compile(
         parts = (version, flags, contents, str(runtime[0].parent), list(native.link_flags(True)))
         store = cache.default()
         key = store.key("emulator", parts)
-        hit = store.get(key)
-        if isinstance(hit, Binary):
-            return hit
-        data = _compile(unit, flags, folders, runtime, work, untrusted=untrusted, timeout=timeout)
-    sha = hashlib.sha256(data).hexdigest()
-    binary = Binary("emulator", data, sha, kernels(data), "g++", tuple(build.flags), version)
-    store.set(key, binary)
+        with store.alone(key):
+            hit = store.get(key)
+            if isinstance(hit, Binary):
+                return hit
+            data = _compile(unit, flags, folders, runtime, work, untrusted=untrusted, timeout=timeout)
+            sha = hashlib.sha256(data).hexdigest()
+            binary = Binary("emulator", data, sha, kernels(data), "g++", tuple(build.flags), version)
+            store.set(key, binary)
     return binary
 
 
