@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda_agent.device.emulator.lines import Lines
 from cuda_agent.errors import CompileError, DeviceError, ToolMissing
@@ -223,11 +223,14 @@ class LaunchOutcome:
 class Module:
     """A shared object with kernels, loaded into this process. Not thread-safe: one launch at a time."""
 
+    _stacks: ClassVar[int | None] = None  # of kernel threads, reserved by the first module and used by all
+
     def __init__(self, path: Path, *, owned: bool) -> None:
         self.path = path
         self._owned = owned
         self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         self._declare()
+        Module._stacks = self._library.cuemu_share_stacks(Module._stacks) or Module._stacks
         self._lines = Lines(path)
         self._kernels = [
             KernelInfo(k["mangled"], tuple(k["offsets"]), tuple(k["sizes"]), k["bytes"])
@@ -276,6 +279,8 @@ class Module:
         lib.cuemu_writer.restype = ctypes.c_void_p
         lib.cuemu_writer.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         lib.cuemu_free.argtypes = [ctypes.c_void_p]
+        lib.cuemu_share_stacks.restype = ctypes.c_void_p
+        lib.cuemu_share_stacks.argtypes = [ctypes.c_void_p]
         lib.cuemu_shutdown.restype = None
         lib.cuemu_cancel.restype = None
 

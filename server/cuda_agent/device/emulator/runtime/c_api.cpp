@@ -148,6 +148,11 @@ char *cuemu_writer(std::uint64_t region, std::uint64_t at) {
     return copy("{\"block\":" + list(w.block, 3) + ",\"thread\":" + list(w.thread, 3) + ",\"pc\":" + std::to_string(relative(w.pc)) + "}");
 }
 
+// The stacks of this process, for the next module that is loaded; `reserved` is what an earlier module answered, or null.
+void *cuemu_share_stacks(void *reserved) {
+    return cuemu::share_stacks(static_cast<cuemu::StackPool *>(reserved));
+}
+
 void cuemu_cancel() { cuemu::cancel(); }
 
 void cuemu_shutdown() {
