@@ -127,6 +127,7 @@ class EmulatorBackend:
                 c.shared,
                 parameter_block(c.args),
                 regions=[(region.address, region.size) for region in c.regions],
+                unwritten=[(at, *each) for at, region in enumerate(c.regions) for each in region.unknown],
                 trace=c.trace,
                 seed=c.seed,
                 guard=c.guard,

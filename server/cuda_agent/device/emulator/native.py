@@ -220,6 +220,11 @@ class LaunchOutcome:
     notes: list[str] = field(default_factory=list)
 
 
+def _table(rows: Sequence[tuple[int, ...]]) -> ctypes.Array[ctypes.c_uint64]:
+    flat = [number for row in rows for number in row]
+    return (ctypes.c_uint64 * max(1, len(flat)))(*flat)
+
+
 class Module:
     """A shared object with kernels, loaded into this process. Not thread-safe: one launch at a time."""
 
@@ -269,6 +274,8 @@ class Module:
             ctypes.c_uint64,
             ctypes.POINTER(ctypes.c_uint64),
             ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_uint64,
             ctypes.c_uint64,
             ctypes.c_int,
             ctypes.c_uint32,
@@ -308,6 +315,7 @@ class Module:
         shared: int,
         args: bytes,
         regions: Sequence[tuple[int, int]] = (),
+        unwritten: Sequence[tuple[int, int, int]] = (),
         trace: bool = False,
         seed: int = 0,
         threads: int = 0,
@@ -315,9 +323,11 @@ class Module:
     ) -> LaunchOutcome:
         """Run the grid and wait. `args` is the parameter block; `regions`: (address, size) of the buffers it may touch.
 
-        `guard`: bytes on each side of a region that a stray access may fall into without harm (it is reported); a write
-        farther off stops the launch. `seed` permutes the order in which threads run to their next barrier; `threads` is
-        the number of OS threads, 0 for all cores. Raises DeviceError for an unknown kernel or a short parameter block.
+        `unwritten`: (region's index, start, end) of bytes that hold no value; a traced launch reports reads of them
+        before a write. `guard`: bytes on each side of a region that a stray access may fall into without harm (it is
+        reported); a write farther off stops the launch. `seed` permutes the order in which threads run to their next
+        barrier; `threads` is the number of OS threads, 0 for all cores. Raises DeviceError for an unknown kernel or a
+        short parameter block.
         """
         kernel = next((k for k in self._kernels if k.mangled == mangled), None)
         if kernel is None:
@@ -327,8 +337,6 @@ class Module:
         if len(args) < kernel.bytes:
             raise DeviceError(f"kernel {mangled} takes {kernel.bytes} bytes of parameters, {len(args)} were given")
         dims = (ctypes.c_uint32 * 6)(*grid, *block)
-        flat = [number for region in regions for number in region]
-        table = (ctypes.c_uint64 * max(1, len(flat)))(*flat)
         raw = self._json(
             self._library.cuemu_launch,
             mangled.encode(),
@@ -336,8 +344,10 @@ class Module:
             shared,
             args,
             len(args),
-            table,
+            _table(regions),
             len(regions),
+            _table(unwritten),
+            len(unwritten),
             guard,
             int(trace),
             seed,

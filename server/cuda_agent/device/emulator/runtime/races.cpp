@@ -183,6 +183,8 @@ void Tracer::global_access(std::uintptr_t address, std::size_t size, bool write,
         report(kOutOfBounds, site, 0, thread, region->buffer, at, text);
         return;
     }
+    if ((!write || atomic) && region->unwritten(static_cast<std::size_t>(at), size))
+        report(kUninitialised, site, 0, thread, region->buffer, at, "a read of memory that held nothing before the launch and that no thread wrote");
     if (write && region->written != nullptr) std::memset(region->written + at, 1, size);
     check(region->shadow, static_cast<std::size_t>(at), size, write, atomic, thread, site, kGlobalRace, region->buffer);
 }
