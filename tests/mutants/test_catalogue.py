@@ -19,7 +19,7 @@ does not compile · never launches, asks too much shared memory · __launch_boun
 zeros, ones, copy or mean inside the tolerance · reads freed memory of the reference · recognises the judge
 first rows only · skips the tail · one block missing · wrong operator or index · integer overflow · never ends
 writes an input · writes what the original leaves alone · exploits symmetric data
-out-of-bounds read · out-of-bounds write · uninitialised shared memory
+out-of-bounds read · out-of-bounds write · uninitialised shared memory · reads memory that nobody wrote
 missing __syncthreads · missing __syncwarp, wrong shuffle mask · atomics replaced by plain stores
 not as deterministic as the original · original not deterministic, candidate picks one
 right in the captured launches, wrong in the program

@@ -16,7 +16,13 @@ class OutOfMemory(Exception):
 
     def __init__(self, asked: int, free: int) -> None:
         super().__init__(f"{asked:,} bytes asked, {free:,} free")
-        self.asked, self.free = asked, free
+
+
+class NoMoreMappings(OutOfMemory):
+    """The process may map no more memory, however much is free."""
+
+    def __init__(self, sentence: str) -> None:
+        Exception.__init__(self, sentence)
 
 
 class DeviceFault(Exception):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from cuda_agent.device.backend import Clock, Configuration, Launched, OutOfMemory
+from cuda_agent.device.backend import Clock, Configuration, Launched, NoMoreMappings, OutOfMemory
 from cuda_agent.device.info import GPUS, DeviceInfo
 from cuda_agent.device.jobs import StepFailed
 from cuda_agent.errors import CudaAgentError, DeviceMissing
@@ -24,6 +24,8 @@ from cuda_agent.errors import CudaAgentError, DeviceMissing
 ALIGN = 256
 MEMORY_SHARE = 0.6  # of this machine's memory
 UNSUPPORTED = "unsupported"
+NO_STACKS = "out of memory"  # how the runtime's error begins where the system gives no stacks
+NOT_MAPPED = ("failed to map segment", "annot allocate memory")  # the dynamic linker's words for the same
 
 
 class EmulatorModule:
@@ -99,6 +101,8 @@ class EmulatorBackend:
         try:
             module = EmulatorModule(self._native.Module.load(data))
         except (OSError, CudaAgentError) as error:
+            if any(words in str(error) for words in NOT_MAPPED):
+                raise NoMoreMappings(str(error)) from error
             raise StepFailed(f"the binary does not load: {error}") from error
         self._modules.append(module)
         return module
@@ -123,6 +127,7 @@ class EmulatorBackend:
                 c.shared,
                 parameter_block(c.args),
                 regions=[(region.address, region.size) for region in c.regions],
+                unwritten=[(at, *each) for at, region in enumerate(c.regions) for each in region.unknown],
                 trace=c.trace,
                 seed=c.seed,
                 guard=c.guard,
@@ -150,6 +155,8 @@ class EmulatorBackend:
         if error.startswith(UNSUPPORTED):
             what = error.removeprefix(UNSUPPORTED).strip(" :")
             raise StepFailed(f"the emulator cannot run {kernel}: {what}", unsupported=True)
+        if error.startswith(NO_STACKS):
+            raise NoMoreMappings(error.removeprefix(NO_STACKS).strip(" :"))
         raise StepFailed(f"kernel {kernel} failed: {error}", data={"fault": True, **traced})
 
     def _check_limits(self, c: Configuration) -> None:

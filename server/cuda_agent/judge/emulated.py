@@ -39,7 +39,7 @@ extern "C" __global__ void known_bad(float *x, int n)
         x[n] = 1.0f;
 }
 """
-EXPECTED = frozenset(("shared-race", "out-of-bounds"))
+EXPECTED = frozenset(("shared-race", "out-of-bounds", "uninitialised"))
 ZEROS = "5341e6b2646979a70e57653007a1f310169421ec9bdd9f1a5648f75ade005af1"  # sha256 of 256 zero bytes
 SMALL_BYTES, SMALL_THREADS = 1 << 20, 1 << 14  # of a launch that is traced in a moment
 LARGE_BYTES, LARGE_THREADS = 64 << 20, 1 << 20  # of a captured one that is tried where nothing smaller can be had
@@ -61,7 +61,11 @@ def _prove(device: Device, build: Build) -> str:
     try:
         binary = device.compile(_plain(build), KNOWN_BAD)
         held = jobs.BlobSource(None, {ZEROS: bytes(256)}).add_binary(binary)
-        steps = [jobs.load_step(binary, "bad"), jobs.launch_step("bad", "bad", _bad_launch(binary), trace=True)]
+        poison = {0: [(0, 256, "ff")]}  # what nobody wrote, and it reads
+        steps = [
+            jobs.load_step(binary, "bad"),
+            jobs.launch_step("bad", "bad", _bad_launch(binary), poison=poison, trace=True),
+        ]
         *_, launched = device.run(jobs.Job(steps, 60.0, "known-bad kernel", frozenset({binary.sha256})), held)
     except Cancelled:
         raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,10 @@ extern "C" __global__ void reverse(const float *x, float *y, int n) {
   s[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
   y[threadIdx.x] = s[blockDim.x - 1 - threadIdx.x];
+}
+extern "C" __global__ void meet(const float *x, float *y, int n) {
+  __syncthreads();
+  if (threadIdx.x < n) y[threadIdx.x] = x[n - 1 - threadIdx.x];
 }
 extern "C" __global__ void forever(const float *x, float *y, int n) {
   while (*(volatile const float *)x < 1e30f) {}
@@ -260,3 +267,74 @@ def test_parameter_block_has_zero_gaps() -> None:
 
 def test_jsonable() -> None:
     assert jsonable({1: [(0, 4)], "x": {"y": (1,)}}) == {"1": [[0, 4]], "x": {"y": [1]}}
+
+
+def meeting(case: Case, run: str) -> dict[str, Any]:
+    """A block of 1,024 threads that are suspended at the same time."""
+    return case.launch(run, "meet", block=[1024, 1, 1], grid=[2, 1, 1])
+
+
+def mappings(device: Device) -> list[str]:
+    assert device.pid is not None
+    return Path(f"/proc/{device.pid}/maps").read_text().splitlines()
+
+
+def test_two_hundred_modules_with_large_blocks_leave_no_mapping_behind(case: Case) -> None:
+    plain = case.binaries["plain"]
+    counts = []
+    for number in range(200):
+        other = plain + bytes(number)  # what follows a shared object's sections means nothing
+        case.blobs[sha(other)] = other
+        load = {"op": "load", "module": "m", "kind": "emulator", "blob": sha(other)}
+        _, launched, got = case.device.run(
+            Job([load, meeting(case, "a"), {"op": "fetch", "run": "a", "buffer": 1}], 30.0), case.blobs
+        )
+        assert launched["ok"], launched
+        assert floats(got) == X[::-1]
+        counts.append(len(mappings(case.device)))
+    assert max(counts) - counts[0] < 100, counts
+    assert not [line for line in mappings(case.device) if "cuda-agent-" in line]  # all are unloaded
+
+
+def test_many_modules_of_one_job_take_stacks_in_turn(case: Case) -> None:
+    """Together they have more threads than there are stacks."""
+    steps: list[dict[str, Any]] = []
+    count = 20
+    for number in range(count):
+        other = case.binaries["plain"] + bytes(number)
+        case.blobs[sha(other)] = other
+        steps.append({"op": "load", "module": f"m{number}", "kind": "emulator", "blob": sha(other)})
+    for turn in range(2):
+        for number in range(count):
+            run = f"{turn}.{number}"
+            steps.append({**meeting(case, run), "module": f"m{number}"})
+            steps.append({"op": "fetch", "run": run, "buffer": 1})
+    results = case.device.run(Job(steps, 60.0), case.blobs)
+    assert all(result["ok"] for result in results)
+    assert [floats(result) for result in results if "data" in result] == [X[::-1]] * 2 * count
+
+
+WITHOUT_ROOM = """
+import json, pathlib, resource, sys
+from cuda_agent.device.emulator_backend import EmulatorBackend
+from cuda_agent.device.interpreter import Interpreter
+steps, blobs, room = json.load(sys.stdin)
+interpreter = Interpreter(EmulatorBackend(), {name: bytes.fromhex(data) for name, data in blobs.items()})
+used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+print(json.dumps([interpreter.step(step).result for step in steps]))
+"""
+
+
+@pytest.mark.parametrize(("room", "results"), [(1 << 16, [False]), (500 << 20, [True, False]), (8 << 30, [True, True])])
+def test_a_machine_without_room_is_not_the_kernels_fault(case: Case, room: int, results: list[bool]) -> None:
+    plain = case.binaries["plain"]
+    steps = [{"op": "load", "module": "m", "kind": "emulator", "blob": sha(plain)}, meeting(case, "a")]
+    given = json.dumps([steps[: len(results)], {name: data.hex() for name, data in case.blobs.items()}, room])
+    done = subprocess.run([sys.executable, "-c", WITHOUT_ROOM], input=given, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert [result["ok"] for result in said] == results, said
+    for step, result in zip(steps, said, strict=False):
+        assert result["ok"] or (
+            result["out_of_memory"] and result["error"].startswith(f"out of device memory in {step['op']}: ")
+        )

@@ -125,6 +125,20 @@ def test_shared_bounds_and_initialisation(traced: Kernels) -> None:
     }
 
 
+def test_reads_of_memory_that_held_nothing(traced: Kernels) -> None:
+    def reads(n: int, *unwritten: tuple[int, int, int]) -> list[tuple[object, ...]]:
+        data, out = aligned(np.zeros(64, np.int32)), aligned(np.zeros(64, np.int32))
+        outcome = traced.run("reads_back", 1, 64, data, out, np.int32(n), trace=True, unwritten=unwritten)
+        assert outcome.written == [[], [(0, 256)]]
+        return [(f["kind"], f["line"], f["buffer"], f["at"], f["thread"][0]) for f in outcome.findings]
+
+    first_read = line_of("traced", "// adds to what is there")
+    assert reads(64, (1, 0, 256)) == []
+    assert reads(60) == []
+    assert reads(60, (1, 0, 256)) == [("uninitialised", first_read, 1, 240, 60)]
+    assert reads(60, (1, 0, 240), (1, 254, 255)) == [("uninitialised", first_read, 1, 252, 63)]
+
+
 def test_global_races(traced: Kernels) -> None:
     out = aligned(np.zeros(64, np.int32))
     assert found(traced.run("same_place", 1, 64, out, trace=True).findings) == {

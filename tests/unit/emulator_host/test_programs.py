@@ -125,6 +125,27 @@ int main() {
 }
 """
 
+FAILS = r"""
+#include <cassert>
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+__global__ void fail(int how, int *x) {
+    if (how == 0) __trap();
+    if (how == 1) assert(how == 2);
+    if (how == 2) __builtin_trap();
+    if (how != 3) return;
+    if (threadIdx.x == 0)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+int main(int, char **argv) {
+    fail<<<1, 32>>>(std::atoi(argv[1]), nullptr);
+    std::printf("%s\n", cudaGetErrorName(cudaDeviceSynchronize()));
+}
+"""
+
 HEADER = """#pragma once
 template <typename T> __global__ void twice(T *x, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -174,6 +195,18 @@ def test_host_api(here: Path) -> None:
     output = run(here / "api")
     assert output.startswith("PASS") or output.endswith("PASS\n"), output
     assert "illegal address" in output
+
+
+def test_how_a_kernel_failed_is_what_the_program_is_told(here: Path) -> None:
+    (here / "fails.cu").write_text(FAILS)
+    assert nvcc.main(["fails.cu", "-o", "fails"]) == 0
+    said = [run(here / "fails", str(how)).partition("\n")[0] for how in range(4)]
+    assert said == [
+        "cudaErrorLaunchFailure",
+        "cudaErrorAssert",
+        "cudaErrorIllegalInstruction",
+        "cudaErrorLaunchFailure",
+    ]
 
 
 def test_softmax_rows_is_recorded(here: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_clean_kernel(device: Device, tmp_path: Path) -> None:
         (RACE, "global-race at line 4 (b)"),
         (MASK, "lane 16 calls a shuffle with mask 0x0000ffff, which does not name it"),
         ("__shared__ float s[64]; b[i] = 2 * a[i] + 1 + 0.0f * s[i];", "uninitialised at line 4"),
+        ("float v = 2 * a[i] + 1; if (b[i] != v) b[i] = v;", "uninitialised at line 4 (b)"),
         ("b[i] = 2 * a[i] + 1 + 0.0f * a[i + 1];", "out-of-bounds at line 4 (a)"),
     ],
 )

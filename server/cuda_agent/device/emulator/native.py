@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda_agent.device.emulator.lines import Lines
 from cuda_agent.errors import CompileError, DeviceError, ToolMissing
@@ -220,14 +220,22 @@ class LaunchOutcome:
     notes: list[str] = field(default_factory=list)
 
 
+def _table(rows: Sequence[tuple[int, ...]]) -> ctypes.Array[ctypes.c_uint64]:
+    flat = [number for row in rows for number in row]
+    return (ctypes.c_uint64 * max(1, len(flat)))(*flat)
+
+
 class Module:
     """A shared object with kernels, loaded into this process. Not thread-safe: one launch at a time."""
+
+    _stacks: ClassVar[int | None] = None  # of kernel threads, reserved by the first module and used by all
 
     def __init__(self, path: Path, *, owned: bool) -> None:
         self.path = path
         self._owned = owned
         self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         self._declare()
+        Module._stacks = self._library.cuemu_share_stacks(Module._stacks) or Module._stacks
         self._lines = Lines(path)
         self._kernels = [
             KernelInfo(k["mangled"], tuple(k["offsets"]), tuple(k["sizes"]), k["bytes"])
@@ -266,6 +274,8 @@ class Module:
             ctypes.c_uint64,
             ctypes.POINTER(ctypes.c_uint64),
             ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_uint64,
             ctypes.c_uint64,
             ctypes.c_int,
             ctypes.c_uint32,
@@ -276,6 +286,8 @@ class Module:
         lib.cuemu_writer.restype = ctypes.c_void_p
         lib.cuemu_writer.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         lib.cuemu_free.argtypes = [ctypes.c_void_p]
+        lib.cuemu_share_stacks.restype = ctypes.c_void_p
+        lib.cuemu_share_stacks.argtypes = [ctypes.c_void_p]
         lib.cuemu_shutdown.restype = None
         lib.cuemu_cancel.restype = None
 
@@ -303,6 +315,7 @@ class Module:
         shared: int,
         args: bytes,
         regions: Sequence[tuple[int, int]] = (),
+        unwritten: Sequence[tuple[int, int, int]] = (),
         trace: bool = False,
         seed: int = 0,
         threads: int = 0,
@@ -310,9 +323,11 @@ class Module:
     ) -> LaunchOutcome:
         """Run the grid and wait. `args` is the parameter block; `regions`: (address, size) of the buffers it may touch.
 
-        `guard`: bytes on each side of a region that a stray access may fall into without harm (it is reported); a write
-        farther off stops the launch. `seed` permutes the order in which threads run to their next barrier; `threads` is
-        the number of OS threads, 0 for all cores. Raises DeviceError for an unknown kernel or a short parameter block.
+        `unwritten`: (region's index, start, end) of bytes that hold no value; a traced launch reports reads of them
+        before a write. `guard`: bytes on each side of a region that a stray access may fall into without harm (it is
+        reported); a write farther off stops the launch. `seed` permutes the order in which threads run to their next
+        barrier; `threads` is the number of OS threads, 0 for all cores. Raises DeviceError for an unknown kernel or a
+        short parameter block.
         """
         kernel = next((k for k in self._kernels if k.mangled == mangled), None)
         if kernel is None:
@@ -322,8 +337,6 @@ class Module:
         if len(args) < kernel.bytes:
             raise DeviceError(f"kernel {mangled} takes {kernel.bytes} bytes of parameters, {len(args)} were given")
         dims = (ctypes.c_uint32 * 6)(*grid, *block)
-        flat = [number for region in regions for number in region]
-        table = (ctypes.c_uint64 * max(1, len(flat)))(*flat)
         raw = self._json(
             self._library.cuemu_launch,
             mangled.encode(),
@@ -331,8 +344,10 @@ class Module:
             shared,
             args,
             len(args),
-            table,
+            _table(regions),
             len(regions),
+            _table(unwritten),
+            len(unwritten),
             guard,
             int(trace),
             seed,

@@ -17,19 +17,19 @@ from cuda_agent.model import GateResult
 
 class RacesAndMemory:
     """On the emulator every access of the candidate's traced launch passes the checkers: races in shared and global
-    memory, reads of memory that nobody wrote, barriers that not all threads reach (accesses out of bounds are G4's).
-    Threads run in one order there: a race is found by what is not ordered by a barrier, not by bad luck. On a GPU the
-    smallest judged launch runs under compute-sanitizer's memcheck, racecheck, initcheck and synccheck, each time in a
-    process of its own whose buffers are allocations of exactly their size: an access one byte beyond is seen, and
-    initcheck finds the pure outputs as they were allocated. Where even that launch is above 256 MiB, a small case that
-    G5 derived takes its place, and the sentence says so. Beside the tools the emulator runs original and candidate on
-    one small launch, threads in three orders: it alone sees races in global memory and a shuffle whose mask does not
-    name its lanes, which a GPU mostly forgives. What it cannot build or run (inline assembly, libraries, a model's text
-    without a sandbox) is said, and is no failure. Every checker is first shown a known-bad kernel; one that passes it
-    did not run. A finding of a kind that the original shows as often is the program's own; a new kind, or more of it,
-    fails. Where a tool finds something and the original could not be asked, nothing can be decided. The same
-    instructions in the same launches show the same and are not run. On a GPU it sees one launch only; a tool that has
-    not ended after 30 s did not run, the emulator has 15 s."""
+    memory, reads of memory that nobody wrote (shared memory, pure outputs), barriers that not all threads reach
+    (accesses out of bounds are G4's). Threads run in one order there: a race is found by what is not ordered by a
+    barrier, not by bad luck. On a GPU the smallest judged launch runs under compute-sanitizer's memcheck, racecheck,
+    initcheck and synccheck, each time in a process of its own whose buffers are allocations of exactly their size: an
+    access one byte beyond is seen, and initcheck finds the pure outputs as they were allocated. Where even that launch
+    is above 256 MiB, a small case that G5 derived takes its place, and the sentence says so. Beside the tools the
+    emulator runs original and candidate on one small launch, threads in three orders: it alone sees races in global
+    memory and a shuffle whose mask does not name its lanes, which a GPU mostly forgives. What it cannot build or run
+    (inline assembly, libraries, a model's text without a sandbox) is said, and is no failure. Every checker is first
+    shown a known-bad kernel; one that passes it did not run. A finding of a kind that the original shows as often is
+    the program's own; a new kind, or more of it, fails. Where a tool finds something and the original could not be
+    asked, nothing can be decided. The same instructions in the same launches show the same and are not run. On a GPU it
+    sees one launch only; a tool that has not ended after 30 s did not run, the emulator has 15 s."""
 
     id: ClassVar[str] = "G7"
     name: ClassVar[str] = "races and memory"

@@ -93,8 +93,8 @@ char *cuemu_globals() {
 }
 
 char *cuemu_launch(const char *mangled, const std::uint32_t *dims, std::uint64_t shared, const char *args, std::uint64_t args_size,
-                   const std::uint64_t *regions, std::uint64_t region_count, std::uint64_t guard, int trace, std::uint32_t seed,
-                   std::uint32_t threads) {
+                   const std::uint64_t *regions, std::uint64_t region_count, const std::uint64_t *unwritten,
+                   std::uint64_t unwritten_count, std::uint64_t guard, int trace, std::uint32_t seed, std::uint32_t threads) {
     struct alignas(64) Params {
         unsigned char bytes[32 * 1024];
     };
@@ -107,6 +107,10 @@ char *cuemu_launch(const char *mangled, const std::uint32_t *dims, std::uint64_t
     options.guard = guard;
     for (std::uint64_t i = 0; i < region_count; ++i)
         options.regions.push_back({static_cast<std::uintptr_t>(regions[2 * i]), static_cast<std::size_t>(regions[2 * i + 1])});
+    for (std::uint64_t i = 0; i < unwritten_count; ++i) {
+        const std::uint64_t *range = unwritten + 3 * i;
+        options.unwritten.push_back({static_cast<std::size_t>(range[0]), static_cast<std::size_t>(range[1]), static_cast<std::size_t>(range[2])});
+    }
     cuemu::Request request{cuemu::find_kernel(mangled), dim3(dims[0], dims[1], dims[2]), dim3(dims[3], dims[4], dims[5]),
                            static_cast<std::size_t>(shared), nullptr, params->bytes};
     cuemu::destroy(last_trace);
@@ -146,6 +150,11 @@ char *cuemu_writer(std::uint64_t region, std::uint64_t at) {
     auto w = cuemu::writer(*last_trace, region, at);
     if (!w.known) return copy("null");
     return copy("{\"block\":" + list(w.block, 3) + ",\"thread\":" + list(w.thread, 3) + ",\"pc\":" + std::to_string(relative(w.pc)) + "}");
+}
+
+// The stacks of this process, for the next module that is loaded; `reserved` is what an earlier module answered, or null.
+void *cuemu_share_stacks(void *reserved) {
+    return cuemu::share_stacks(static_cast<cuemu::StackPool *>(reserved));
 }
 
 void cuemu_cancel() { cuemu::cancel(); }

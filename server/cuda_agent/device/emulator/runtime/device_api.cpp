@@ -15,7 +15,7 @@ namespace cuemu {
 
 bool in_kernel() {
     int here;
-    if (!stack_pool.holds(reinterpret_cast<std::uintptr_t>(&here))) return false;
+    if (!stack_range.holds(reinterpret_cast<std::uintptr_t>(&here))) return false;
     return context()->owner != nullptr;
 }
 

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "cuemu/launch.h"
 #include "scheduler.h"
@@ -19,15 +21,36 @@
 namespace cuemu {
 namespace {
 
-std::mutex launch_mutex;  // one grid at a time, as in the default stream
 std::atomic<LaunchState *> running{nullptr};
 std::mutex error_mutex;
 
 // One for each OS thread that runs blocks; their fibers stay pooled between launches.
-Block *block_of(unsigned worker) {
-    static Block *blocks[kMostThreads];
+// (Not destroyed when a program exits: a grid may still run then.)
+Block *blocks[kMostThreads];
+
+Block &block_of(unsigned worker) {
     if (blocks[worker] == nullptr) blocks[worker] = new Block;
-    return blocks[worker];
+    return *blocks[worker];
+}
+
+void forget_fibers() {
+    for (Block *block : blocks)
+        if (block != nullptr) block->forget_fibers();
+}
+
+// Fewer OS threads when there are not stacks for all threads of all their blocks. False: not even for one block.
+bool supply(unsigned long long *workers, std::size_t threads) {
+    *workers = std::min<unsigned long long>(*workers, stacks_for_blocks() / threads);
+    if (*workers == 0) return false;
+    std::size_t more = 0;
+    for (unsigned i = 0; i < *workers; ++i) {
+        std::size_t has = blocks[i] == nullptr ? 0 : blocks[i]->all.size();
+        more += std::max(has, threads) - has;
+    }
+    bool took_all = false;
+    if (!supply_stacks(more, &took_all)) return false;
+    if (took_all) forget_fibers();
+    return true;
 }
 
 bool reserve_shared(std::string *error) {
@@ -35,7 +58,7 @@ bool reserve_shared(std::string *error) {
     std::size_t bytes = kSharedBytes * kMostThreads;
     void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        *error = "the system refuses 8 MiB for shared memory";
+        *error = "out of memory: the system refuses 8 MiB for shared memory";
         return false;
     }
     shared_low = reinterpret_cast<std::uintptr_t>(memory);
@@ -125,19 +148,22 @@ std::string refusal(const Request &request) {
     return "";
 }
 
-// A signal stack for this OS thread, so that a fault on a full fiber stack can still be handled.
-void ensure_signal_stack() {
-    static thread_local std::unique_ptr<unsigned char[]> memory;
-    stack_t current{};
-    sigaltstack(nullptr, &current);
-    if (!(current.ss_flags & SS_DISABLE) || memory) return;
-    constexpr std::size_t kBytes = 64 * 1024;
-    memory.reset(new unsigned char[kBytes]);
-    stack_t wanted{};
-    wanted.ss_sp = memory.get();
-    wanted.ss_size = kBytes;
-    sigaltstack(&wanted, nullptr);
-}
+// A signal stack while this OS thread runs blocks, so that a fault on a full fiber stack can still be handled.
+class SignalStack {
+  public:
+    explicit SignalStack(Block &block) {
+        stack_t wanted{};
+        wanted.ss_sp = block.signal_stack;
+        wanted.ss_size = sizeof block.signal_stack;
+        sigaltstack(&wanted, &before_);
+    }
+    ~SignalStack() { sigaltstack(&before_, nullptr); }
+    SignalStack(const SignalStack &) = delete;
+    SignalStack &operator=(const SignalStack &) = delete;
+
+  private:
+    stack_t before_{};
+};
 
 }  // namespace
 
@@ -156,8 +182,8 @@ void record_error(LaunchState &state, const std::string &error, const void *pc, 
 }
 
 void run_worker(LaunchState &state, unsigned worker) {
-    ensure_signal_stack();
-    Block &block = *block_of(worker);
+    Block &block = block_of(worker);
+    SignalStack signals(block);
     block.prepare(state, worker);
     while (!state.stop.load(std::memory_order_relaxed)) {
         unsigned long long first = state.next.fetch_add(state.chunk, std::memory_order_relaxed);
@@ -175,8 +201,10 @@ Outcome execute(const Request &request, const Options &options) {
     Outcome outcome;
     outcome.error = refusal(request);
     if (!outcome.error.empty()) return outcome;
-    std::lock_guard<std::mutex> lock(launch_mutex);
-    if (!reserve_stacks(&outcome.error) || !reserve_shared(&outcome.error)) return outcome;
+    StackLease stacks;  // one grid at a time, as in the default stream
+    if (!stacks.granted) outcome.error = kNoStacks;
+    if (!outcome.error.empty() || !reserve_shared(&outcome.error)) return outcome;
+    if (stacks.stale) forget_fibers();
     LaunchState state;
     state.request = &request;
     state.outcome = &outcome;
@@ -189,6 +217,10 @@ Outcome execute(const Request &request, const Options &options) {
     unsigned long long workers = cores == 0 ? 1 : cores;
     if (workers > kMostThreads) workers = kMostThreads;
     if (workers > state.blocks) workers = state.blocks;
+    if (!supply(&workers, request.block.x * request.block.y * request.block.z)) {
+        outcome.error = kNoStacks;
+        return outcome;
+    }
     state.chunk = state.blocks / (workers * 16);
     if (state.chunk < 1) state.chunk = 1;
     if (state.chunk > 64) state.chunk = 64;
@@ -215,8 +247,21 @@ void cancel() {
     if (state != nullptr) record_error(*state, "cancelled", nullptr, uint3{}, uint3{});
 }
 
-// Joins the helper threads: needed before the object is unloaded.
-void shutdown() { helpers().stop(); }
+// Leaves nothing behind that outlives the object: it is about to be unloaded.
+void shutdown() {
+    helpers().stop();
+    std::vector<Fiber *> fibers;
+    for (Block *block : blocks)
+        if (block != nullptr) fibers.insert(fibers.end(), block->all.begin(), block->all.end());
+    give_back_stacks(fibers);
+    forget_fibers();
+    for (Block *&block : blocks) {
+        delete block;
+        block = nullptr;
+    }
+    if (shared_low != 0) munmap(reinterpret_cast<void *>(shared_low), shared_bytes);
+    shared_low = shared_bytes = 0;
+}
 
 // ---------------------------------------------------------------- collecting arguments
 
@@ -254,10 +299,9 @@ Fiber *take_bind_fiber() {
         bind_fibers.pop_back();
         return fiber;
     }
-    std::string error;
-    Fiber *fiber = reserve_stacks(&error) ? new_fiber(bind_main) : nullptr;
+    Fiber *fiber = new_bind_fiber(bind_main);
     if (fiber == nullptr) {
-        std::fprintf(stderr, "no stack for a launch: %s\n", error.c_str());
+        std::fprintf(stderr, "no stack for a launch: %s\n", kNoStacks);
         std::abort();
     }
     std::memset(static_cast<void *>(fiber->context()), 0, sizeof(Context));

@@ -83,7 +83,7 @@ void chain(int number, siginfo_t *info, void *context) {
 void handle(int number, siginfo_t *info, void *raw) {
     auto *c = static_cast<ucontext_t *>(raw);
     std::uintptr_t sp = stack_pointer(c);
-    if (!stack_pool.holds(sp)) {
+    if (!stack_range.holds(sp)) {
         chain(number, info, raw);
         return;
     }

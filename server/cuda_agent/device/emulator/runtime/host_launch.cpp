@@ -30,8 +30,9 @@ cudaError_t code_of(const std::string &error) {
     if (begins("misaligned")) return cudaErrorMisalignedAddress;
     if (begins("assertion")) return cudaErrorAssert;
     if (begins("unsupported")) return cudaErrorNotSupported;
-    if (begins("trap")) return cudaErrorIllegalInstruction;
-    return cudaErrorLaunchFailure;
+    if (begins("illegal instruction")) return cudaErrorIllegalInstruction;
+    if (begins("out of memory")) return cudaErrorMemoryAllocation;
+    return cudaErrorLaunchFailure;  // __trap, a barrier that is never complete …: "unspecified launch failure"
 }
 
 void run(const Request &request, std::string *error) {

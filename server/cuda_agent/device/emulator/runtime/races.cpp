@@ -183,6 +183,8 @@ void Tracer::global_access(std::uintptr_t address, std::size_t size, bool write,
         report(kOutOfBounds, site, 0, thread, region->buffer, at, text);
         return;
     }
+    if ((!write || atomic) && region->unwritten(static_cast<std::size_t>(at), size))
+        report(kUninitialised, site, 0, thread, region->buffer, at, "a read of memory that held nothing before the launch and that no thread wrote");
     if (write && region->written != nullptr) std::memset(region->written + at, 1, size);
     check(region->shadow, static_cast<std::size_t>(at), size, write, atomic, thread, site, kGlobalRace, region->buffer);
 }
@@ -196,7 +198,7 @@ void Tracer::piece(std::uintptr_t address, std::size_t size, bool write, bool at
 }
 
 void Tracer::access(std::uintptr_t address, std::size_t size, bool write, bool atomic, bool is_volatile, std::uintptr_t pc) {
-    if (stack_pool.holds(address)) return;  // local memory
+    if (stack_range.holds(address)) return;  // local memory
     unsigned thread = context()->linear;
     unsigned site = trace->site(pc);
     bool is_shared = address - shared_low < shared_bytes;
@@ -213,7 +215,7 @@ void Tracer::access(std::uintptr_t address, std::size_t size, bool write, bool a
 
 // A GPU ends the launch where an access of a type's own alignment is not aligned; this machine only is slower.
 void Tracer::aligned(std::uintptr_t address, std::size_t size, bool write, std::uintptr_t pc) {
-    if (address % size == 0 || stack_pool.holds(address)) return;
+    if (address % size == 0 || stack_range.holds(address)) return;
     bool near = false;
     Watched *region = find(address, &near);
     if (region == nullptr || near || region->buffer < 0) return;

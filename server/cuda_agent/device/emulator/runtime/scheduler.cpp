@@ -76,6 +76,12 @@ void Block::prepare(LaunchState &state, unsigned worker) {
     aborted = false;
 }
 
+void Block::forget_fibers() {
+    for (Fiber *f : all) delete f;
+    all.clear();
+    idle.clear();
+}
+
 void Block::run(unsigned long long linear) {
     ++serial;
     index = uint3{static_cast<unsigned>(linear % grid_dim.x), static_cast<unsigned>(linear / grid_dim.x % grid_dim.y),
@@ -101,7 +107,7 @@ void Block::run(unsigned long long linear) {
     if (current_warp >= warps) current_warp = 0;
     current = nullptr;
     if (idle.empty() && !add_fiber()) {
-        record_error(*launch, "no stack is left for the threads of a block (raise ulimit -v)", nullptr, index, uint3{});
+        record_error(*launch, kNoStacks, nullptr, index, uint3{});
         aborted = true;
         return;
     }
@@ -159,7 +165,7 @@ void Block::go(unsigned thread) {
     }
     w.started |= bit;
     next_thread = thread;
-    if (idle.empty() && !add_fiber()) fail("no stack is left for another thread of the block (raise ulimit -v)");
+    if (idle.empty() && !add_fiber()) fail(kNoStacks);
     current = idle.back();
     idle.pop_back();
 }

@@ -79,12 +79,14 @@ struct Block {
     Fiber *current = nullptr;
     std::vector<Fiber *> idle;
     std::vector<Fiber *> all;
+    alignas(16) unsigned char signal_stack[64 * 1024];
 
     unsigned char *shared = nullptr;
     std::size_t shared_used = 0, shared_static = 0;
     std::vector<std::pair<unsigned char *, unsigned long long>> slots;  // by slot number: address, serial
 
     void prepare(LaunchState &state, unsigned worker);
+    void forget_fibers();                 // their stacks are no longer this block's
     void run(unsigned long long linear);  // `aborted` afterwards: the launch failed in this block
 
     // On a fiber of this block:

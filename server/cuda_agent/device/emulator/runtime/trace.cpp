@@ -94,6 +94,7 @@ Trace *trace_begin(const Request &request, const Options &options, unsigned work
     std::size_t budget = shadow_budget();
     for (std::size_t i = 0; i < options.regions.size(); ++i)
         watch(*trace, options.regions[i].base, options.regions[i].size, static_cast<int>(i), budget);
+    for (const Unwritten &range : options.unwritten) trace->watched[range.region].unknown.emplace_back(range.start, range.end);
     for (const auto &global : globals()) watch(*trace, reinterpret_cast<std::uintptr_t>(global.address), global.size, -1, budget);
     std::sort(trace->watched.begin(), trace->watched.end(), [](const Watched &a, const Watched &b) { return a.base < b.base; });
     for (unsigned i = 0; i < workers; ++i) {

@@ -1,9 +1,12 @@
 // The tracer of one OS thread and the state of a traced launch.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "scheduler.h"
@@ -24,6 +27,17 @@ struct Watched {
     int buffer = -1;  // index in Options::regions; -1: a registered global
     Shadow shadow;
     unsigned char *written = nullptr;  // one byte each
+    std::vector<std::pair<std::size_t, std::size_t>> unknown;  // start, end of bytes that held no value before the launch
+
+    // Whether some of these bytes hold nothing: no value before the launch, and no store since.
+    bool unwritten(std::size_t at, std::size_t bytes) const {
+        if (written == nullptr) return false;
+        for (const auto &[start, end] : unknown) {
+            const std::size_t low = std::max(at, start), high = std::min(at + bytes, end);
+            if (low < high && std::memchr(written + low, 0, high - low) != nullptr) return true;
+        }
+        return false;
+    }
 };
 
 // Accesses of one warp at one place in the code: addresses by occurrence and lane.

@@ -13,7 +13,7 @@ namespace {
 __attribute__((always_inline)) inline Tracer *tracer_here() {
     if (!tracing.load(std::memory_order_relaxed)) return nullptr;
     // Host code of the module is instrumented too: only a kernel's fiber has a context.
-    if (!stack_pool.holds(reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)))) return nullptr;
+    if (!stack_range.holds(reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)))) return nullptr;
     Block *block = context()->owner;
     return block == nullptr ? nullptr : block->tracer;
 }

@@ -45,11 +45,18 @@ struct Region {
     std::size_t size;
 };
 
+// Bytes of a region that hold no value before the launch: a read of them before a write is a finding.
+struct Unwritten {
+    std::size_t region;  // index in Options::regions
+    std::size_t start, end;
+};
+
 struct Options {
     unsigned threads = 0;  // OS threads; 0 = all cores
     unsigned seed = 0;     // order in which threads run to their next barrier; 0 = last warp first, lanes ascending
     bool trace = false;
     std::vector<Region> regions;
+    std::vector<Unwritten> unwritten;
     std::size_t guard = 4096;
 };
 
