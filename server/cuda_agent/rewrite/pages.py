@@ -8,6 +8,17 @@ from pathlib import Path
 
 from cuda_agent.rewrite.rules import RULES
 
+_HOW = """\
+How to write a rule: one file in `server/cuda_agent/rewrite/rules/`, listed in its `__init__.py`; its docstring is
+its page here. Look with `rewrite/analysis/` (the table in [architecture.md](../architecture.md) says which module
+answers what), write with `layout`, `style`, `helpers` and `launches`, so that the text reads as a person's.
+`sites` yields the places where the rule is legal and raises `RuleRefused`, with a sentence, at those that it
+knows and may not touch; what it takes for granted is an `Assumption`, captured or assumed. Tests: archives in
+`tests/markers/rules` (a golden diff and a refusal at least; `--update` writes them), a control among
+`tests/mutants` (a right rewrite of this rule, which every gate must let pass; without either the suite fails),
+and, for a rule on memory, a line in `tests/unit/rewrite/test_judged.py`: what it makes of a program captured on
+the emulator passes the whole judge."""
+
 
 def pages() -> dict[str, str]:
     """File name → text, with an index."""
@@ -21,6 +32,8 @@ def pages() -> dict[str, str]:
         "# Rewrite rules",
         "",
         "Generated from the rules' docstrings. Numbers are the catalogue's.",
+        "",
+        *_HOW.splitlines(),
         "",
         "| # | rule | what it does |",
         "|---|---|---|",

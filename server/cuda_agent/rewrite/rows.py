@@ -10,10 +10,12 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import helpers, layout, syntax
-from cuda_agent.rewrite.accesses import Access, accesses
-from cuda_agent.rewrite.carried import Reduction, starts_neutral
-from cuda_agent.rewrite.loops import Loop, spread, type_of
+from cuda_agent.rewrite.analysis import statements
+from cuda_agent.rewrite.analysis.carried import Reduction, starts_neutral
+from cuda_agent.rewrite.analysis.iterations import Access, accesses
+from cuda_agent.rewrite.analysis.loops import Loop, type_of
 from cuda_agent.rewrite.rule import Context
+from cuda_agent.rewrite.spread import spread
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 
 WARP = 32
@@ -173,7 +175,7 @@ class Rows:
         """Stores outside the loops are the row's own: one lane makes them."""
         context, edits, done = self.context, [], set()
         inside = [syntax.span(l.node) for l in self.loops]
-        effects = layout.side_effects(context, context.body)
+        effects = statements.side_effects(context, context.body)
         touched = accesses(context, context.body)
         for node in effects:
             if any(s.holds(syntax.span(node)) for s in inside):

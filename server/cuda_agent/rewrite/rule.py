@@ -34,8 +34,8 @@ from cuda_agent.model import (
     Span,
     Workload,
 )
-from cuda_agent.rewrite import dispatch, syntax
-from cuda_agent.rewrite.analysis import aliasing, trips
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import aliasing, dispatch, trips
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import apply as apply_edits
 from cuda_agent.source.edits import minimal

@@ -16,9 +16,9 @@ from programs import INPUTS, Program, Run, programs
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Kernel
 from cuda_agent.rewrite.analysis import access, aliasing, names, trips, uniform
+from cuda_agent.rewrite.analysis.carried import reductions
+from cuda_agent.rewrite.analysis.loops import counting
 from cuda_agent.rewrite.analysis.polynomial import OPERATIONS, Poly
-from cuda_agent.rewrite.carried import reductions
-from cuda_agent.rewrite.loops import counting
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.rules.pad import turns
 from cuda_agent.source.documents import Document

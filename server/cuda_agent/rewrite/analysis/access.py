@@ -1,4 +1,8 @@
-"""Every access of a kernel to memory: which array, which element, how neighbouring lanes and loop iterations lie."""
+"""Every access of a kernel to memory: which array, which element, how neighbouring lanes and loop iterations lie.
+
+The index is a polynomial. `neighbours.py` has accesses along one variable as text that can be written again,
+`iterations.py` whether a loop's iterations meet in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from typing import Literal
 
 from tree_sitter import Node
 
-from cuda_agent.rewrite.analysis import affine, names, trips
-from cuda_agent.rewrite.analysis.affine import Induction, Place
+from cuda_agent.rewrite.analysis import affine, names, sizes, trips
+from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import HasKernel
+from cuda_agent.rewrite.analysis.places import Place
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.source.tree import LOOPS, ancestors, arguments, callee, field, is_written, masked, operator, walk
 
@@ -175,7 +180,7 @@ def _access(scope: names.Names, node: Node, place: Place, kind: Kind) -> Access:
     space: Space = "global"
     if variable is not None and variable.is_array:
         space = "shared" if variable.shared else "local"
-    size = affine.size_of(place.element, scope.module)
+    size = sizes.size_of(place.element, scope.module)
     return Access(node, place.base, kind, space, place.index, place.element, loops_around(scope, node), size)
 
 

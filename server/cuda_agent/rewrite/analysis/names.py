@@ -1,4 +1,5 @@
-"""Variables of a kernel: where each is visible, what writes it, and which write a read sees.
+"""Variables of a kernel: where each is visible, what writes it, and which write a read sees. (For names
+that never change, as text: `definitions.py`.)
 
 `reaching` is a small reaching-definitions analysis on the tree: a read sees the last write before it in the text, when
 that write is on every path to the read. A read that may see several writes has no single definition.
@@ -16,7 +17,8 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Kernel, Param, Span
-from cuda_agent.rewrite import dispatch, syntax
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import dispatch
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import LOOPS, ancestors, callee, masked, name_of, operator, span, walk
 

@@ -1,5 +1,5 @@
-"""Statements that fold a value into a variable: sums, products, minima and maxima, bit operations. A variable that a
-loop changes by nothing else may be computed in parts, in any order (`rewrite/carried.py`)."""
+"""One statement that folds any value into a variable: sums, products, minima and maxima, bit operations. (A loop of
+these: `carried.py`. Elements of a block's array folded into each other: `array_folds.py`.)"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tree_sitter import Node
 
 from cuda_agent.model import Workload
 from cuda_agent.rewrite.analysis import affine
-from cuda_agent.rewrite.analysis.affine import Induction
+from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import HasKernel
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.source.tree import field, operator, strip_parens

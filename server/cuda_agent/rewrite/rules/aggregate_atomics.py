@@ -39,9 +39,9 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import blocks, helpers, shared, syntax
-from cuda_agent.rewrite.analysis import access, affine, uniform
-from cuda_agent.rewrite.arithmetic import INTEGERS, Types
+from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite.analysis import access, affine, blocks, shared, uniform
+from cuda_agent.rewrite.analysis.arithmetic import INTEGERS, Types
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import ancestors, arguments, callee, strip_parens

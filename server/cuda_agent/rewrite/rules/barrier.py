@@ -36,11 +36,12 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import vocabulary
 from cuda_agent.model import Assumption, Edit
-from cuda_agent.rewrite import blocks, calls, shared, syntax
-from cuda_agent.rewrite.analysis import access, aliasing, trips
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import access, aliasing, blocks, shared, trips
 from cuda_agent.rewrite.analysis.access import Access
+from cuda_agent.rewrite.analysis.functions import definitions
+from cuda_agent.rewrite.analysis.phases import Phases
 from cuda_agent.rewrite.analysis.polynomial import Poly
-from cuda_agent.rewrite.phases import Phases
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import ancestors, callee, span, walk
@@ -128,8 +129,8 @@ class _Redundant:
                 raise RuleRefused(f"{name} is a macro that may touch memory: the barriers stay")
 
     def _check_call(self, name: str) -> None:
-        definitions = calls.definitions(self.context.module).get(name)
-        own = "".join(text(d) for d in definitions) if definitions else None
+        found = definitions(self.context.module).get(name)
+        own = "".join(text(d) for d in found) if found else None
         if own is None and name not in vocabulary.CALLS and not name.startswith("atomic"):
             raise RuleRefused(f"it is not known what {name}() does: the barriers stay")
         if _HIDDEN.search(own or "") or re.search(r"__shared__|sync", own or "") or re.search("sync$", name):

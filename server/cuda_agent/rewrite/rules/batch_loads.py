@@ -46,14 +46,14 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.definitions import Names
+from cuda_agent.rewrite.analysis.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.analysis.neighbours import LOADS, Access, Body
+from cuda_agent.rewrite.analysis.strided import StridedLoop, has_pragma, strided_loop
+from cuda_agent.rewrite.layout import fresh, insert_before, unit, unused_index
+from cuda_agent.rewrite.render import render
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
-from cuda_agent.rewrite.streams.access import LOADS, Access, Body
-from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
-from cuda_agent.rewrite.streams.layout import fresh, insert_before, unit, unused_index
-from cuda_agent.rewrite.streams.loops import StridedLoop, has_pragma, strided_loop
-from cuda_agent.rewrite.streams.names import Names
-from cuda_agent.rewrite.streams.render import render
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import strip_parens
 

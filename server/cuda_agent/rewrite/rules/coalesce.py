@@ -30,7 +30,7 @@ from cuda_agent.model import Assumption, Edit, LaunchMap
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.analysis import access, trips
 from cuda_agent.rewrite.analysis.access import Access
-from cuda_agent.rewrite.analysis.affine import AXES
+from cuda_agent.rewrite.analysis.dependence import AXES
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import squeeze, text

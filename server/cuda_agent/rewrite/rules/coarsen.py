@@ -29,8 +29,8 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.streams.coverage import check_index_only, covered
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 
 

@@ -41,7 +41,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
-from cuda_agent.rewrite.analysis import access, affine, names
+from cuda_agent.rewrite.analysis import access, affine, names, sizes
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.guarded import shifted
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -323,7 +323,7 @@ class _Writer:
         if not affine.depends(self.context, v) & {_Y, "memory", "call"}:
             return "0"
         value = v.writes[0].value
-        if value is None or not affine.integer_type(v.type):
+        if value is None or not sizes.integer_type(v.type):
             return None
         inner = value.named_children[0] if value.type in ("argument_list", "initializer_list") else value
         step = affine.of(self.context, inner).stride(_Y)

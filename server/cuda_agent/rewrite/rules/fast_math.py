@@ -22,8 +22,9 @@ from tree_sitter import Node
 
 from cuda_agent import config
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import calls, syntax
-from cuda_agent.rewrite.arithmetic import Types
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.arithmetic import Types
+from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import strip_parens
@@ -77,7 +78,7 @@ def _plain(name: str) -> str:
 
 def _calls(context: Context, types: Types) -> Iterator[Node]:
     """The names of the called functions that have an approximate twin."""
-    own = calls.definitions(context.module)
+    own = definitions(context.module)
     vectors = re.search(r"\b(float|double)[234]\b", text(context.body))  # for which a header may overload expf
     for name, call in syntax.calls(context.body):
         if name in own:

@@ -30,8 +30,9 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import calls, syntax
-from cuda_agent.rewrite.arithmetic import OVERLOADED, Type, Types, of_literal, of_spelling
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.arithmetic import OVERLOADED, Type, Types, of_literal, of_spelling
+from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import arguments, enclosing, field, name_of, operator, strip_parens
@@ -85,7 +86,7 @@ class FloatLiterals(Rule):
 def _own_functions(context: Context) -> Iterator[Node]:
     """Device functions that the kernel calls and nothing else in the file mentions."""
     called = {name for name, _ in syntax.calls(context.body)}
-    for name, nodes in calls.definitions(context.module).items():
+    for name, nodes in definitions(context.module).items():
         if name in called and len(nodes) == 1 and "__device__" in text(nodes[0]).partition("{")[0]:
             inside = context.kernel.span, context.kernel.body, syntax.span(nodes[0])
             word = re.compile(rb"(?<!\w)" + re.escape(name.encode()) + rb"(?!\w)")
@@ -107,7 +108,7 @@ def _aliases(context: Context) -> dict[str, str]:
 def _constants(context: Context) -> dict[str, Type]:
     """Macros of the file that are one number, the constants of math.h, and what the file's functions return."""
     found: dict[str, Type] = dict.fromkeys(_MATH_CONSTANTS, "double")
-    for name, nodes in calls.definitions(context.module).items():
+    for name, nodes in definitions(context.module).items():
         kinds = {text(syntax.field(n, "type")) for n in nodes if field(n, "type") is not None}
         if len(kinds) == 1 and name not in OVERLOADED:
             found[name] = of_spelling(kinds.pop())

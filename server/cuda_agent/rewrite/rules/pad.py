@@ -20,7 +20,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import access, affine, names
+from cuda_agent.rewrite.analysis import access, affine, names, sizes
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -39,7 +39,7 @@ class Pad(Rule):
         for v in names.of(context).variables:
             if not v.shared or len(v.extents) < 2 or v.pointer:
                 continue
-            size = affine.size_of(v.type, context.module)
+            size = sizes.size_of(v.type, context.module)
             if size not in (4, 8) or not context.numbers:
                 continue
             before, after = _waits(context, v, size, 0), _waits(context, v, size, 1)
@@ -128,7 +128,7 @@ def _others(context: Context, v: Variable) -> int:
     total = 0
     for other in names.of(context).variables:
         if other.shared and other is not v:
-            size = affine.size_of(other.type, context.module) or 8
+            size = sizes.size_of(other.type, context.module) or 8
             for e in other.extents:
                 size *= affine.of(context, strip_parens(e)).value or 1
             total += size

@@ -40,7 +40,8 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import blocks, shared, syntax
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import blocks, shared
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import strip_parens

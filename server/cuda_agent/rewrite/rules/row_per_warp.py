@@ -39,11 +39,12 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
 from cuda_agent.model import Assumption, Edit, LaunchMap
-from cuda_agent.rewrite import launches, layout, syntax
-from cuda_agent.rewrite.accesses import independent
-from cuda_agent.rewrite.calls import effect
-from cuda_agent.rewrite.carried import Reduction, dead_after, reductions
-from cuda_agent.rewrite.loops import Loop, counting, integral, trips, type_of
+from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis import statements
+from cuda_agent.rewrite.analysis.calls import effect
+from cuda_agent.rewrite.analysis.carried import Reduction, dead_after, reductions
+from cuda_agent.rewrite.analysis.iterations import independent
+from cuda_agent.rewrite.analysis.loops import Loop, counting, integral, trips, type_of
 from cuda_agent.rewrite.rows import WARP, Group, Rows, stride_of
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import ThreadId, text
@@ -101,7 +102,7 @@ class RowPerWarp(Rule):
                     Assumption(f"different iterations of a row's loop touch different elements of {name}", "assumed")
                     for name in dict.fromkeys(assumed)
                 ),
-                *(one for loop in loops for one in layout.trusted(context, loop.body)),
+                *(one for loop in loops for one in statements.trusted(context, loop.body)),
             ),
             "reassociated" if rounded or added else "bit-exact",
         )
@@ -113,7 +114,7 @@ class RowPerWarp(Rule):
 def _loops(context: Context, block: Node) -> Iterator[Loop]:
     """The loops that lanes share: those that run once a row, outermost first where they step through neighbours and
     their iterations may be shared out."""
-    for statement in layout.statements(block):
+    for statement in statements.statements(block):
         if statement.type == "if_statement":
             yield from _loops(context, syntax.field(statement, "consequence"))
             other = statement.child_by_field_name("alternative")
@@ -217,7 +218,7 @@ def _check_threads(context: Context, row: ThreadId) -> None:
 
 def _check_flow(context: Context, row: ThreadId, loops: list[Loop]) -> None:
     for loop in loops:
-        if layout.breaks(loop.body) or next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None):
+        if statements.breaks(loop.body) or next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None):
             raise RuleRefused("a loop of the row may end early")
         if not loop.type and not dead_after(context, loop, loop.variable):
             raise RuleRefused(f"{loop.variable} is read after its loop")

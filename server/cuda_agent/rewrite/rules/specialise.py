@@ -44,9 +44,10 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import calls, helpers, syntax
+from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite.analysis.functions import definitions
+from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.scalars import Scalars
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.headers import Header
 from cuda_agent.source.tree import field, operator
@@ -100,7 +101,7 @@ class Roles:
             elif operator(node) == "*":
                 scale |= scalars.behind(node)
         for name, call in syntax.calls(body):
-            if any(_works(n) for n in calls.definitions(scalars.context.module).get(name.partition("<")[0], ())):
+            if any(_works(n) for n in definitions(scalars.context.module).get(name.partition("<")[0], ())):
                 worth |= scalars.behind(syntax.field(call, "arguments"))
         strides = _strides(body)
         for loop in syntax.of_type(body, "for_statement"):

@@ -30,13 +30,14 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, layout, syntax
-from cuda_agent.rewrite.accesses import accesses, independent
-from cuda_agent.rewrite.analysis import names
-from cuda_agent.rewrite.calls import effect
-from cuda_agent.rewrite.carried import dead_after, reductions
-from cuda_agent.rewrite.loops import Loop, counting, spread, trips
+from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis import names, statements
+from cuda_agent.rewrite.analysis.calls import effect
+from cuda_agent.rewrite.analysis.carried import dead_after, reductions
+from cuda_agent.rewrite.analysis.iterations import accesses, independent
+from cuda_agent.rewrite.analysis.loops import Loop, counting, trips
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.spread import spread
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import callee
 
@@ -52,7 +53,7 @@ class SplitIndependent(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         loops = [l for l in _loops(context.body) if not syntax.COOPERATION.search(text(l.node))]
-        loops = [l for l in loops if layout.stores(context, l.body) and not _by_grid(context, l)]
+        loops = [l for l in loops if statements.stores(context, l.body) and not _by_grid(context, l)]
         axis = _free_axis(context)
         if len(loops) != 1 or axis is None:
             return
@@ -90,7 +91,7 @@ class SplitIndependent(Rule):
                     Assumption(f"different iterations of the loop touch different elements of {name}", "assumed")
                     for name in site.nodes["assumed"]
                 ),
-                *layout.trusted(context, loop.body),
+                *statements.trusted(context, loop.body),
             ),
             "reassociated" if "atomicAdd" in text(loop.body) else "bit-exact",
         )
@@ -101,7 +102,7 @@ class SplitIndependent(Rule):
 
 def _loops(block: Node) -> Iterator[Loop]:
     """Counting loops that run once a thread."""
-    for statement in layout.statements(block):
+    for statement in statements.statements(block):
         if statement.type == "if_statement":
             for part in ("consequence", "alternative"):
                 inner = statement.child_by_field_name(part)
@@ -139,7 +140,7 @@ def _free_axis(context: Context) -> str | None:
 
 
 def _check(context: Context, loop: Loop) -> None:
-    if layout.breaks(loop.body) or next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None):
+    if statements.breaks(loop.body) or next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None):
         raise RuleRefused("the loop may end early")
     if not loop.type and not dead_after(context, loop, loop.variable):
         raise RuleRefused(f"{loop.variable} is read after the loop")
@@ -175,7 +176,7 @@ def _guard_stores(context: Context, loop: Loop, axis: str) -> list[Edit]:
     """Stores outside the loop are made once. RuleRefused where a block that comes late would read what they wrote."""
     inside = syntax.span(loop.node)
     everything = accesses(context, context.body)
-    effects = layout.side_effects(context, context.body)
+    effects = statements.side_effects(context, context.body)
     shared = {v.name for v in names.of(context).variables if v.shared}
     edits: list[Edit] = []
     done: set[int] = set()

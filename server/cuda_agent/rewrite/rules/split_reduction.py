@@ -43,11 +43,13 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import helpers, launches, layout, syntax
-from cuda_agent.rewrite.carried import Reduction, dead_after, reductions, starts_neutral
-from cuda_agent.rewrite.loops import Loop, counting, integral, spread, trips, type_of
+from cuda_agent.rewrite import helpers, launches, layout, style, syntax
+from cuda_agent.rewrite.analysis import statements
+from cuda_agent.rewrite.analysis.carried import Reduction, dead_after, reductions, starts_neutral
+from cuda_agent.rewrite.analysis.loops import Loop, counting, integral, trips, type_of
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.rules.block_shape import index_axes
+from cuda_agent.rewrite.spread import spread
 from cuda_agent.rewrite.syntax import text
 
 _ONE = ((32, 16), (32, 32), (32, 8), (64, 16))  # threads along x, parts
@@ -135,7 +137,7 @@ class SplitReduction(Rule):
                     if plan.guarded or axis == "z"
                     else (Assumption(f"the threads of every launch fill blocks of {block[0]}", "captured"),)
                 ),
-                *layout.trusted(context, plan.loop.body),
+                *statements.trusted(context, plan.loop.body),
             ),
             "reassociated" if rounded else "bit-exact",
         )
@@ -147,24 +149,24 @@ class SplitReduction(Rule):
 def _plans(context: Context) -> list[Plan]:
     """Loops of the kernel's own block, or of the block of a guard that ends it. RuleRefused when the only loops there
     carry something else."""
-    statements = layout.statements(context.body)
+    block = statements.statements(context.body)
     found, said = [], None
     returns: list[Guard] = []
-    for at, statement in enumerate(statements):
-        if (guard := layout.leaving(statement)) is not None:
+    for at, statement in enumerate(block):
+        if (guard := statements.leaving(statement)) is not None:
             returns.append(Guard(statement, *guard))
             continue
         around, inner = None, [statement]
-        if statement.type == "if_statement" and at == len(statements) - 1 and not returns:
-            condition = layout.condition(statement)
+        if statement.type == "if_statement" and at == len(block) - 1 and not returns:
+            condition = statements.condition(statement)
             if condition is not None:
-                around = Guard(statement, condition, layout.negated(condition))
-                inner = layout.statements(syntax.field(statement, "consequence"))
+                around = Guard(statement, condition, style.opposite(condition))
+                inner = statements.statements(syntax.field(statement, "consequence"))
         for i, one in enumerate(inner):
             loop = counting(one)
             if loop is None:
                 continue
-            before, after = (inner[:i], inner[i + 1 :]) if around else (statements[:at], statements[at + 1 :])
+            before, after = (inner[:i], inner[i + 1 :]) if around else (block[:at], block[at + 1 :])
             try:
                 if folded := _folded(context, loop):
                     found.append(Plan(loop, before, after, around, list(returns), folded))
@@ -177,9 +179,9 @@ def _plans(context: Context) -> list[Plan]:
 
 def _folded(context: Context, loop: Loop) -> list[Reduction]:
     """The loop's reductions, none where it stores (then it is another rule's)."""
-    if layout.stores(context, loop.body):
+    if statements.stores(context, loop.body):
         return []
-    if next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None) or layout.breaks(loop.body):
+    if next(syntax.of_type(loop.body, "return_statement", "goto_statement"), None) or statements.breaks(loop.body):
         raise RuleRefused("the loop may end early")
     return reductions(context, loop)
 
@@ -188,14 +190,14 @@ def _check(context: Context, plan: Plan) -> list[Reduction]:
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block already work together here (barrier, shuffle or shared memory)")
     guards = {g.node.start_byte for g in plan.returns}
-    before = [s for s in layout.statements(context.body) if s.start_byte < plan.loop.node.start_byte]
+    before = [s for s in statements.statements(context.body) if s.start_byte < plan.loop.node.start_byte]
     for statement in (*before, *plan.before):
         whole = statement.start_byte in guards or (plan.around is not None and statement == plan.around.node)
         if not whole and next(syntax.of_type(statement, "return_statement", "goto_statement"), None):
             raise RuleRefused("some threads return before the loop: they would be missing at the barrier")
     for statement in before:
         for node in (statement,) if statement != (plan.around.node if plan.around else None) else plan.before:
-            if layout.stores(context, node):
+            if statements.stores(context, node):
                 raise RuleRefused("memory is written before the loop: every part would write it")
     if not dead_after(context, plan.loop, plan.loop.variable) and not plan.loop.type:
         raise RuleRefused(f"{plan.loop.variable} is read after the loop")
@@ -317,7 +319,7 @@ class _Writer:
         edits += self._before_loop()
         end = plan.loop.node.end_byte
         inside = self._lines(self._keep(), self.indent)
-        condition = f"{self.lane} == 0 && {layout.conjunct(guard.inside)}"
+        condition = f"{self.lane} == 0 && {style.conjunct(guard.inside)}"
         brace = " {" if layout.same_line_brace(context, guard.node) else f"{self.eol}{outer}{{"
         between = self._lines(["}", "__syncthreads();", f"if ({condition}){brace}"], outer)
         lines = [*self._combine(), *moved]
@@ -335,14 +337,14 @@ class _Writer:
         needed = set().union(*(syntax.identifiers(s) for s in plan.after)) | {r.variable for r in self.found}
         whole: set[int] = set()
         for statement in reversed(before):
-            if layout.names(statement) & needed and layout.pure(context, statement):
+            if statements.names(statement) & needed and statements.pure(context, statement):
                 whole.add(statement.start_byte)
                 needed |= syntax.identifiers(statement)
         first: set[str] = set()  # what the first part alone has
         split: set[str] = set()  # declared before, set in the first part
         second: set[str] = set()
         for at, statement in enumerate(before):
-            span, names, uses = syntax.span(statement), layout.names(statement), syntax.identifiers(statement)
+            span, names, uses = syntax.span(statement), statements.names(statement), syntax.identifiers(statement)
             if not names & needed:
                 first |= {w.name for w in syntax.writes(statement) if w.name} | names
             elif statement.start_byte in whole and not uses & (first | split | second):
@@ -353,7 +355,7 @@ class _Writer:
                 moved.append(context.slice(span))
                 edits.append(Edit(layout.line_of(context, span), ""))
             else:
-                kind, variables = layout.initialised(statement)
+                kind, variables = statements.initialised(statement)
                 if not variables or kind == "auto" or "const" in text(statement).partition("=")[0]:
                     raise RuleRefused(f"`{text(statement)}` is needed on both sides of the barrier")
                 split |= names
@@ -364,7 +366,7 @@ class _Writer:
 
     def _needed_before(self, statement: Node, rest: list[Node]) -> bool:
         """Whether the loop, or what stays before it, uses what the statement sets, or changes what it reads."""
-        written = {w.name for w in syntax.writes(statement) if w.name} | layout.names(statement)
+        written = {w.name for w in syntax.writes(statement) if w.name} | statements.names(statement)
         uses = set().union(syntax.identifiers(self.plan.loop.node), *(syntax.identifiers(s) for s in rest))
         changed = {w.name for s in rest for w in syntax.writes(s)} | {r.variable for r in self.found}
         return bool(written & uses or syntax.identifiers(statement) & changed)
@@ -373,8 +375,8 @@ class _Writer:
 
     def _returning(self) -> list[Edit]:
         context, plan = self.context, self.plan
-        inside = " && ".join(layout.conjunct(g.inside) for g in plan.returns)
-        outside = " || ".join(layout.disjunct(g.outside) for g in plan.returns)
+        inside = " && ".join(style.conjunct(g.inside) for g in plan.returns)
+        outside = " || ".join(style.disjunct(g.outside) for g in plan.returns)
         last = plan.returns[-1].node if plan.returns else None
         moved: list[str] = []
         edits: list[Edit] = []
@@ -382,7 +384,7 @@ class _Writer:
         for at, statement in enumerate(plan.before):
             if not plan.returns or statement.start_byte <= plan.returns[0].node.start_byte:
                 continue
-            if layout.leaving(statement) is not None or layout.pure(context, statement):
+            if statements.leaving(statement) is not None or statements.pure(context, statement):
                 continue
             if not self._needed_before(statement, plan.before[at + 1 :]):
                 moved.append(context.slice(syntax.span(statement)))

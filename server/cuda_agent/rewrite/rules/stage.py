@@ -41,13 +41,13 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import launches, mirror, syntax
+from cuda_agent.rewrite import guarded, launches, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips, uniform
 from cuda_agent.rewrite.analysis.access import Access
-from cuda_agent.rewrite.analysis.affine import Induction
+from cuda_agent.rewrite.analysis.guards import Frame, frame
+from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
-from cuda_agent.rewrite.guarded import Frame, frame, shifted
 from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import text
@@ -324,7 +324,8 @@ def _edits(context: Context, plan: Plan) -> list[Edit]:
         lines += middle
         span = syntax.span(plan.loop.loop)
     else:
-        lines = [*around.prologue(context, indent), *lines, *middle, *around.epilogue(context, indent, step)]
+        before, after = guarded.prologue(context, around, indent), guarded.epilogue(context, around, indent, step)
+        lines = [*before, *lines, *middle, *after]
         span = Span(around.start, around.end)
     first = next(iter(syntax.statements(context.body)))
     head = f"{context.eol}{context.indent(first.start_byte)}".join(top)
@@ -358,14 +359,14 @@ def _loop(context: Context, plan: Plan, indent: str, step: str) -> list[str]:
         lines.append(f"{one}const {kind} {end} = {first} + {size} < {limit} ? {first} + {size} : {limit};")
         deeper = one
         if plan.frame.conditions:
-            lines.append(f"{one}if ({plan.frame.condition(context)})")
+            lines.append(f"{one}if ({guarded.condition(context, plan.frame)})")
             deeper = two
         lines.append(f"{deeper}for ({kind} {k} = {first}; {k} < {end}; {update}) {{")
         old = context.indent(syntax.statements(body)[0].start_byte)
         code = _body(context, plan, body, f"{k} - {first}").strip()
         if body.type == "compound_statement":
             code = code[1:-1].strip("\r\n").rstrip()
-        lines += [shifted(line, old, deeper + step) for line in code.splitlines()]
+        lines += [guarded.shifted(line, old, deeper + step) for line in code.splitlines()]
         lines.append(f"{deeper}}}")
     return [*lines, f"{one}__syncthreads();", f"{indent}}}"]
 
@@ -399,7 +400,7 @@ def _fill(context: Context, plan: Plan, operand: Operand, first: str, limit: str
         return mirror.text_of(context, part, plan.renamed) if operand.mirrored else context.slice(syntax.span(part))
 
     conditions = [c for c in plan.frame.conditions if _guards(context, operand, c.node)]
-    inside = " && ".join([*(c.text(context, spell) for c in conditions), f"{at} < {limit}"])
+    inside = " && ".join([*(guarded.spelled(context, c, spell) for c in conditions), f"{at} < {limit}"])
     source = _counter(spell(node), k, at)
     place = f"{operand.tile}[{Y}][{X}]" if operand.axis else f"{operand.tile}[{X}]"
     if operand.axis == _ROW:

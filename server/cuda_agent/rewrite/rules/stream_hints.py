@@ -21,16 +21,17 @@ from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import access
 from cuda_agent.rewrite.analysis.access import Access
+from cuda_agent.rewrite.analysis.elements import element_size
 from cuda_agent.rewrite.analysis.names import iterates
+from cuda_agent.rewrite.analysis.sizes import SMALL
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.streams.vectors import SIZES, element_size
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import LOOPS, ancestors
 
 # Types with overloads of __ldcs and __stcs (CUDA C++ Programming Guide, load and store functions using cache hints).
 _KINDS = ("float", "int", "uint", "char", "uchar", "short", "ushort")
 _VECTORS = frozenset(f"{kind}{n}" for kind in _KINDS for n in (2, 4))
-_HINTED = (frozenset(SIZES) - {"bool"}) | _VECTORS | {"double2"}
+_HINTED = (frozenset(SMALL) - {"bool"}) | _VECTORS | {"double2"}
 
 
 class StreamHints(Rule):
@@ -95,7 +96,7 @@ def _moves(one: Access) -> bool:
 
 def _typed(context: Context, array: str, element: str) -> bool:
     """The hint exists for the element's type, also for a template's own type as captured."""
-    return element in _HINTED or (element not in SIZES and element_size(context, array, element) is not None)
+    return element in _HINTED or (element not in SMALL and element_size(context, array, element) is not None)
 
 
 def _plain(node: Node, kind: str) -> bool:

@@ -35,9 +35,9 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Loop, Span
 from cuda_agent.rewrite import helpers, syntax
-from cuda_agent.rewrite.arithmetic import Types
+from cuda_agent.rewrite.analysis.arithmetic import Types
+from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.scalars import Scalars
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import callee, field
 

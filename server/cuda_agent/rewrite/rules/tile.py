@@ -40,7 +40,7 @@ from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import launches, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips
 from cuda_agent.rewrite.analysis.access import Access
-from cuda_agent.rewrite.analysis.affine import Induction
+from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.mirror import X, Y

@@ -43,18 +43,19 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis.combined import combined
+from cuda_agent.rewrite.analysis.definitions import Names
+from cuda_agent.rewrite.analysis.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.analysis.elements import element_size
+from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.analysis.reduction import operation
+from cuda_agent.rewrite.analysis.strided import Lanes, StridedLoop, Uniform, chunked_loop, lanes_of, strided_loop
+from cuda_agent.rewrite.layout import fresh, fresh_text, insert_before, unit, unused_index
+from cuda_agent.rewrite.render import Rendered, render
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
-from cuda_agent.rewrite.streams.access import Access, Body
-from cuda_agent.rewrite.streams.combined import combined
-from cuda_agent.rewrite.streams.effects import check_long, hiding_macro, touched
-from cuda_agent.rewrite.streams.layout import fresh, fresh_text, insert_before, unit, unused_index
-from cuda_agent.rewrite.streams.loops import Lanes, StridedLoop, Uniform, chunked_loop, lanes_of, strided_loop
-from cuda_agent.rewrite.streams.names import Names
-from cuda_agent.rewrite.streams.render import Rendered, render
-from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
 from cuda_agent.source.tree import name_of
 
 _LONG = 110  # characters of a line, without its indentation

@@ -40,13 +40,14 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
+from cuda_agent.rewrite.analysis.elements import element_size
+from cuda_agent.rewrite.layout import unit, unused_index
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
-from cuda_agent.rewrite.streams.coverage import check_index_only, covered
-from cuda_agent.rewrite.streams.layout import unit, unused_index
-from cuda_agent.rewrite.streams.vectors import Vector, declarations, element_size, local_vector
 from cuda_agent.rewrite.syntax import squeeze, text
+from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
 
 
 class Vectorize(Rule):

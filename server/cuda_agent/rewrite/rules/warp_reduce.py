@@ -45,8 +45,10 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
-from cuda_agent.rewrite import blocks, folds, helpers, shared, syntax
-from cuda_agent.rewrite.folds import Fold, Serial, Tree
+from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite.analysis import blocks, shared
+from cuda_agent.rewrite.analysis.array_folds import Fold
+from cuda_agent.rewrite.analysis.trees import Serial, Tree, serials, trees
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import strip_parens
@@ -60,12 +62,11 @@ class WarpReduce(Rule):
     number = 12
 
     def sites(self, context: Context) -> Iterator[Site]:
-        trees, serials = list(folds.trees(context)), list(folds.serials(context))
-        if not (trees or serials) or not context.shapes:
+        everything: list[Tree | Serial] = [*trees(context), *serials(context)]
+        if not everything or not context.shapes:
             return
         legal: list[_Plan] = []
         refused: list[RuleRefused] = []
-        everything: list[Tree | Serial] = [*trees, *serials]
         for found in everything:
             try:
                 plan = _tree(context, found) if isinstance(found, Tree) else _serial(context, found)

@@ -1,4 +1,8 @@
-"""Loops with a constant step, and the lanes that share one."""
+"""Loops that count up, and the lanes of a warp, block or grid that share one, each from its own start on.
+
+`Uniform` asks what the lanes of such a loop have in common, by text; `uniform.py` asks it of any block or grid, by what
+a value depends on.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import strip_parens
 

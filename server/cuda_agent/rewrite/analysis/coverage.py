@@ -10,8 +10,8 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused, WorkloadError
 from cuda_agent.model import Assumption
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.workload import launch_map
 

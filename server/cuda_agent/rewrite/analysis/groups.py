@@ -16,7 +16,7 @@ from tree_sitter import Node
 
 from cuda_agent.judge import launch_text
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.streams.names import Names
+from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.documents import read
 from cuda_agent.source.symbols import module as parse_module

@@ -1,4 +1,8 @@
-"""Which memory a loop's iterations touch, and whether they can be run in another order or by other threads."""
+"""Whether a loop's iterations can be run in another order or by other threads: which memory they touch.
+
+Accesses are compared by their text and by the captured buffers, so that an index that is no polynomial (`access.py`)
+may be equal too.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from dataclasses import dataclass
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.rewrite import layout, syntax
-from cuda_agent.rewrite.analysis import names
-from cuda_agent.rewrite.calls import STORES
-from cuda_agent.rewrite.carried import local_array
-from cuda_agent.rewrite.loops import Loop, counting
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import names, statements
+from cuda_agent.rewrite.analysis.calls import STORES
+from cuda_agent.rewrite.analysis.carried import local_array
+from cuda_agent.rewrite.analysis.loops import Loop, counting
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.declared import expression
@@ -38,7 +42,7 @@ def accesses(context: Context, node: Node, variable: str = "", turns: frozenset[
     """Every load and store under `node` beyond the thread's own memory. The `turns` are other variables that tell
     iterations apart as the loop's own one does."""
     local = _values(node)
-    stores = {target.id: name for name, target in layout.stored(context, node)}
+    stores = {target.id: name for name, target in statements.stored(context, node)}
     found = []
     for place in _places(context, node):
         name = text(_first(place) or place)
@@ -80,7 +84,7 @@ def _pointer(argument: Node, pointers: set[str]) -> bool:
 
 
 def _first(place: Node) -> Node | None:
-    return layout.root_of(place)
+    return statements.root_of(place)
 
 
 def _updates(place: Node) -> bool:

@@ -1,5 +1,5 @@
 """What a loop carries from one iteration to the next: sums, products, minima and maxima can be computed in parts and
-combined; anything else keeps the loop in order."""
+combined; anything else keeps the loop in order. (Trees over an array of the block: `trees.py`.)"""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import names
+from cuda_agent.rewrite.analysis.calls import effect, unknown
+from cuda_agent.rewrite.analysis.loops import Loop, type_of
 from cuda_agent.rewrite.analysis.reduction import folds as folds_of
 from cuda_agent.rewrite.analysis.reduction import variable_of
-from cuda_agent.rewrite.calls import effect, unknown
-from cuda_agent.rewrite.loops import Loop, type_of
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import arguments, base

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
 from tree_sitter import Node
 
 from cuda_agent.judge.vocabulary import CALLS
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import names
+from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.names import HasKernel, by_reference
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.symbols import Module
@@ -19,18 +19,6 @@ from cuda_agent.source.tree import arguments, callee
 STORES = frozenset(("__stcs", "__stcg", "__stwb", "__stwt", "memcpy", "memset", "__pipeline_memcpy_async"))
 _MOVES = frozenset(("swap",))
 _DEPTH = 4
-
-
-@lru_cache(maxsize=64)
-def definitions(module: Module) -> dict[str, list[Node]]:
-    """The functions that a file defines, by their plain name."""
-    found: dict[str, list[Node]] = {}
-    for node in syntax.of_type(module.root, "function_definition"):
-        declarator = next(syntax.of_type(node, "function_declarator"), None)
-        name = declarator.child_by_field_name("declarator") if declarator is not None else None
-        if name is not None:
-            found.setdefault(text(name).rpartition("::")[2].partition("<")[0], []).append(node)
-    return found
 
 
 def unknown(where: HasKernel, node: Node) -> Iterator[tuple[str, Node]]:

@@ -10,7 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.streams.access import Access, Body
+from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.edits import apply
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from cuda_agent.model import Kernel, Span
-from cuda_agent.rewrite import calls, syntax
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source import body, params
 from cuda_agent.source.symbols import Module
@@ -23,7 +24,7 @@ def worker(module: Module, kernel: Kernel) -> Kernel:
     itself where it does more than choose. Its span and its name stay, and so do its launches."""
     block = next((n for n in syntax.of_type(module.node(kernel.body), "compound_statement")), None)
     name = _called(block, kernel) if block is not None and syntax.span(block) == kernel.body else None
-    found = calls.definitions(module).get(name, []) if name is not None else []
+    found = definitions(module).get(name, []) if name is not None else []
     if name is None or len(found) != 1 or not _owned(module, kernel, name, found[0]):
         return kernel
     function = found[0]

@@ -1,4 +1,7 @@
-"""What the local names of a kernel stand for."""
+"""The one value that a local name of a kernel stands for, and the array that a pointer comes from, as text.
+
+By blocks: a name has a value where it is declared with it and never changed. `names.py` follows every write.
+"""
 
 from __future__ import annotations
 

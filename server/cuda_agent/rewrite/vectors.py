@@ -6,47 +6,8 @@ import re
 from dataclasses import dataclass
 
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.toolchain import names
 
-_SIZES = {
-    1: "char, signed char, unsigned char, uchar, int8_t, uint8_t, bool, std::int8_t, std::uint8_t",
-    2: "short, unsigned short, ushort, int16_t, uint16_t, half, __half, __nv_bfloat16, nv_bfloat16",
-    4: "float, int, unsigned, unsigned int, uint, int32_t, uint32_t, half2, __half2, __nv_bfloat162, uchar4, char4",
-    8: "double, long long, unsigned long long, int64_t, uint64_t, long, unsigned long, size_t, float2, int2, uint2",
-}
-SIZES = {name: size for size, text in _SIZES.items() for name in text.split(", ")}
 _NATIVE = {"float": "float", "double": "double", "int": "int", "int32_t": "int"}
-
-
-def element_size(context: Context, name: str, element: str) -> int | None:
-    """Bytes of an array's element: from its spelling, a `typedef`, `using` or `#define` of this file, or from the
-    instantiation that was captured."""
-    own = next((p.element for p in context.kernel.params if p.name == name), None) == element
-    for _ in range(4):
-        if element in SIZES:
-            return SIZES[element]
-        name_of = re.escape(element)
-        meant = re.search(
-            rf"^[ \t]*#[ \t]*define[ \t]+{name_of}[ \t]+([\w: ]+?)[ \t]*$"
-            rf"|\busing\s+{name_of}\s*=\s*([\w: ]+?)\s*;|\btypedef\s+([\w: ]+?)\s+{name_of}\s*;",
-            context.text,
-            re.M,
-        )
-        if meant is None:
-            break
-        element = next(g for g in meant.groups() if g)
-    return _captured_size(context, name) if own else None
-
-
-def _captured_size(context: Context, name: str) -> int | None:
-    position = next((i for i, p in enumerate(context.kernel.params) if p.name == name), None)
-    found = set()
-    for launch in context.workload.launches if context.workload else ():
-        types = names.param_types(launch.mangled)
-        if position is None or position >= len(types):
-            return None
-        found.add(SIZES.get(names.element_type(types[position])))
-    return found.pop() if len(found) == 1 else None
 
 
 @dataclass(frozen=True)

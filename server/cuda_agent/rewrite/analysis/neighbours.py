@@ -1,4 +1,7 @@
-"""What a loop reads and writes at neighbouring places, one iteration after the other."""
+"""What a loop reads and writes at neighbouring places, one iteration after the other.
+
+Unlike `access.py` it knows one variable only, and keeps the text: address and element can be written out again.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from tree_sitter import Node
 
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.definitions import Names
+from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.streams.loops import StridedLoop
-from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.edits import apply
 from cuda_agent.source.tree import enclosing, is_written, strip_parens

@@ -7,8 +7,9 @@ from functools import cached_property
 
 from tree_sitter import Node
 
-from cuda_agent.rewrite import blocks, syntax
-from cuda_agent.rewrite.arithmetic import INTEGERS, Types
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import blocks
+from cuda_agent.rewrite.analysis.arithmetic import INTEGERS, Types
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import Write, text
 from cuda_agent.source.tree import field, operator, strip_parens

@@ -9,10 +9,10 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.definitions import Names
+from cuda_agent.rewrite.analysis.neighbours import Body
+from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.streams.access import Body
-from cuda_agent.rewrite.streams.loops import StridedLoop
-from cuda_agent.rewrite.streams.names import Names
 from cuda_agent.rewrite.syntax import text
 
 

@@ -10,7 +10,8 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit, Span
-from cuda_agent.rewrite import blocks, syntax
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import blocks
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import strip_parens

@@ -10,8 +10,8 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.streams.loops import StridedLoop
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import LOOPS, ancestors
 
