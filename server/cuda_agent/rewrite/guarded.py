@@ -12,8 +12,9 @@ from cuda_agent.model import Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import names
 from cuda_agent.rewrite.analysis.guards import Condition, Frame
+from cuda_agent.rewrite.layout import removed
 from cuda_agent.rewrite.rule import Context
-from cuda_agent.rewrite.style import negated, removed
+from cuda_agent.rewrite.style import negated
 from cuda_agent.source.tree import callee, walk
 
 _ZEROS = {"float": "0.0f", "double": "0.0", "int": "0", "unsigned": "0", "unsigned int": "0"}

@@ -16,14 +16,6 @@ def above_kernel(context: Context, functions: list[list[str]]) -> Edit:
     return Edit(Span(at, at), "".join(block + eol * 2 + indent for block in blocks))
 
 
-def step(context: Context) -> str:
-    """One level of the kernel's indentation."""
-    outer = context.indent(context.kernel.body.start)
-    first = next((n for n in context.body.named_children if n.type != "comment"), None)
-    inner = context.indent(first.start_byte) if first is not None else ""
-    return inner[len(outer) :] if inner.startswith(outer) and len(inner) > len(outer) else "    "
-
-
 def _head(context: Context) -> int:
     """The start of the comment lines directly above the kernel, else of the kernel."""
     data = context.module.document.data

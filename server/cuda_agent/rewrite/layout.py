@@ -14,10 +14,11 @@ from cuda_agent.rewrite.syntax import text
 
 
 def unit(context: Context) -> str:
-    """One step of the file's indentation."""
-    statements = syntax.statements(context.body)
-    first = context.indent(statements[0].start_byte) if statements else ""
-    return first[len(context.indent(context.kernel.body.start)) :] or "    "
+    """One level of the kernel's indentation."""
+    outer = context.indent(context.kernel.body.start)
+    first = next((n for n in context.body.named_children if n.type != "comment"), None)
+    inner = context.indent(first.start_byte) if first is not None else ""
+    return inner[len(outer) :] if inner.startswith(outer) and len(inner) > len(outer) else "    "
 
 
 def unused_index(context: Context) -> str:
@@ -49,7 +50,7 @@ def insert_before(context: Context, loop: Node, lines: Sequence[str]) -> Iterato
     `if` or loop gets braces around both."""
     eol, indent, step = context.eol, context.indent(loop.start_byte), unit(context)
     if loop.parent is None or loop.parent.type == "compound_statement":
-        at = pragma_start(context, loop)
+        at = start_with_pragma(context, loop)
         yield Edit(Span(at, at), "".join(f"{line}{eol}{indent}" for line in lines))
         return
     before = loop.prev_sibling
@@ -59,28 +60,6 @@ def insert_before(context: Context, loop: Node, lines: Sequence[str]) -> Iterato
     yield Edit(gap, " {" + eol + "".join(f"{inside}{line}{eol}" for line in lines) + inside)
     closing = indent.removesuffix(step) if own_line else indent
     yield Edit(Span(loop.end_byte, loop.end_byte), f"{eol}{closing}}}")
-
-
-def pragma_start(context: Context, loop: Node) -> int:
-    """Where the loop begins, with the `#pragma` on the line before it."""
-    data = context.module.document.data
-    line = data.rfind(b"\n", 0, loop.start_byte) + 1
-    above = data.rfind(b"\n", 0, max(line - 1, 0)) + 1
-    if not data[line : loop.start_byte].strip() and data[above:line].lstrip().startswith(b"#pragma"):
-        return above + len(data[above:line]) - len(data[above:line].lstrip())
-    return loop.start_byte
-
-
-def unused(context: Context, name: str) -> str:
-    """`name`, or `name` with a number when the kernel or a macro has it already."""
-    taken = (
-        syntax.identifiers(context.module.node(context.kernel.span))
-        | syntax.identifiers(context.body)
-        | {p.name for p in context.kernel.params}
-    )
-    code = context.module.document.text
-    free = (n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
-    return next(n for n in free if not re.search(rf"#\s*define\s+{n}\b", code))
 
 
 def line_of(context: Context, span: Span) -> Span:
@@ -121,3 +100,18 @@ def indented(context: Context, span: Span, by: str) -> list[Edit]:
             edits.append(Edit(Span(at + 1, at + 1), by))
         at = line_end
     return edits
+
+
+def removed(context: Context, statement: Node) -> Span:
+    """The statement with its line, when it has the line for itself."""
+    data = context.module.document.data
+    start = data.rfind(b"\n", 0, statement.start_byte) + 1
+    end = data.find(b"\n", statement.end_byte)
+    alone = not data[start : statement.start_byte].strip() and end != -1 and not data[statement.end_byte : end].strip()
+    return Span(start, end + 1) if alone else Span(statement.start_byte, statement.end_byte)
+
+
+def taken_names(context: Context) -> set[str]:
+    """Names that mean something inside the kernel: those in it, and the file's macros."""
+    inside = set(re.findall(r"[A-Za-z_]\w*", context.code))
+    return inside | set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", context.text, re.M))

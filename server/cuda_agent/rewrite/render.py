@@ -11,6 +11,7 @@ from tree_sitter import Node
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
+from cuda_agent.rewrite.layout import removed
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.edits import apply
 
@@ -33,7 +34,7 @@ def render(body: Body, places: Mapping[Access | Node, str]) -> Rendered:
     whole = Span(body.body.start_byte + 1, body.body.end_byte - 1) if inside else syntax.span(body.body)
     for n in dropped:
         edits = [e for e in edits if not syntax.span(n).holds(e.span)]
-        edits.append(Edit(_line_of(context.module.document.data, n.start_byte, n.end_byte), ""))
+        edits.append(Edit(removed(context, n), ""))
     moved = [Edit(Span(e.span.start - whole.start, e.span.end - whole.start), e.text) for e in edits]
     code = apply(context.slice(whole), moved)
     if not inside:
@@ -75,11 +76,3 @@ def _only_used_in(body: Body, statement: Node, spans: list[Span]) -> bool:
     uses = [n for n in syntax.of_type(body.body, "identifier") if text(n) == name]
     outside = [n for n in uses if not syntax.span(statement).holds(syntax.span(n))]
     return bool(outside) and all(any(s.holds(syntax.span(n)) for s in spans) for n in outside)
-
-
-def _line_of(data: bytes, start: int, end: int) -> Span:
-    """The whole line around [start, end) when nothing else stands on it."""
-    low, high = data.rfind(b"\n", 0, start) + 1, data.find(b"\n", end)
-    if high != -1 and not data[low:start].strip() and not data[end:high].strip():
-        return Span(low, high + 1)
-    return Span(start, end)

@@ -46,10 +46,10 @@ class Rows:
         self, context: Context, row: ThreadId, loops: list[Loop], found: list[Reduction], group: Group
     ) -> None:
         self.context, self.row, self.loops, self.found, self.group = context, row, loops, found, group
-        self.lane = "threadIdx.x" if group.block else layout.unused(context, "lane")
+        self.lane = "threadIdx.x" if group.block else context.unused_here("lane")
         self.partial = not group.block and group.lanes < WARP
-        self.mask = layout.unused(context, "mask") if self.partial else "0xffffffffu"
-        self.eol, self.step = context.eol, helpers.step(context)
+        self.mask = context.unused_here("mask") if self.partial else "0xffffffffu"
+        self.eol, self.step = context.eol, layout.unit(context)
         self.functions: dict[tuple[str, str], str] = {}
 
     def edits(self) -> list[Edit]:
@@ -137,7 +137,7 @@ class Rows:
             return []
         if self.group.block:
             return [f"{r.name} = {self._helper(r)}({r.name});" for r in mine]
-        offset = layout.unused(self.context, "offset")
+        offset = self.context.unused_here("offset")
         head = f"for (int {offset} = {self.group.lanes // 2}; {offset} > 0; {offset} /= 2)"
         folds = [r.fold(f"__shfl_xor_sync({self.mask}, {r.name}, {offset})") for r in mine]
         if len(folds) == 1:

@@ -145,6 +145,7 @@ class Context:
         taken = (
             syntax.identifiers(self.module.node(self.kernel.span))
             | syntax.identifiers(self.body)
+            | {p.name for p in self.kernel.params}
             | {
                 text[1].decode()
                 for d in self.module.tree.lexed.directives

@@ -1,4 +1,4 @@
-"""Text as a person would have written it: conditions turned round, statements taken out with their line."""
+"""Conditions turned round, as a person would have written them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from tree_sitter import Node
 
-from cuda_agent.model import Span
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.declared import expression
 from cuda_agent.source.tree import field, operator, strip_parens
@@ -64,12 +62,3 @@ def conjunct(code: str) -> str:
 def disjunct(code: str) -> str:
     """The condition as a part of an `||`."""
     return f"({code})" if expression(code).type == "conditional_expression" else code
-
-
-def removed(context: Context, statement: Node) -> Span:
-    """The statement with its line, when it has the line for itself."""
-    data = context.module.document.data
-    start = data.rfind(b"\n", 0, statement.start_byte) + 1
-    end = data.find(b"\n", statement.end_byte)
-    alone = not data[start : statement.start_byte].strip() and end != -1 and not data[statement.end_byte : end].strip()
-    return Span(start, end + 1) if alone else Span(statement.start_byte, statement.end_byte)

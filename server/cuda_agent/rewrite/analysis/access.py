@@ -15,6 +15,7 @@ from typing import Literal
 from tree_sitter import Node
 
 from cuda_agent.rewrite.analysis import affine, names, sizes, trips
+from cuda_agent.rewrite.analysis.calls import HINTED_LOADS, HINTED_STORES
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import HasKernel
 from cuda_agent.rewrite.analysis.places import Place
@@ -23,8 +24,6 @@ from cuda_agent.source.tree import LOOPS, ancestors, arguments, callee, field, i
 
 Kind = Literal["load", "store", "atomic"]
 Space = Literal["global", "shared", "local"]
-_LOADS = {"__ldg", "__ldcs", "__ldcg", "__ldca", "__ldlu", "__ldcv"}
-_STORES = {"__stcs", "__stcg", "__stwb", "__stwt"}
 WARP = 32
 
 
@@ -144,9 +143,9 @@ def _touched(scope: names.Names, node: Node) -> Iterator[tuple[Node, tuple[Kind,
     """(what is accessed, how) at a node that may touch memory."""
     if node.type == "call_expression":
         name, given = callee(node) or "", arguments(node)
-        if name in _LOADS and given:
+        if name in HINTED_LOADS and given:
             yield given[0], ("load",)
-        elif name in _STORES and given:
+        elif name in HINTED_STORES and given:
             yield given[0], ("store",)
         elif "atomic" in name.lower() and given:
             yield given[0], ("atomic",)
@@ -193,7 +192,7 @@ def _passed_on(scope: names.Names) -> Iterator[Node]:
     """Arguments of functions that are pointers into arrays."""
     for call in walk(scope.body, "call_expression"):
         name = callee(call) or ""
-        if name in _LOADS | _STORES or "atomic" in name.lower() or name.endswith("_cast"):
+        if name in HINTED_LOADS | HINTED_STORES or "atomic" in name.lower() or name.endswith("_cast"):
             continue
         for given in arguments(call):
             if affine.pointer(scope, given) is not None:

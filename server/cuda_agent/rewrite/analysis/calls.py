@@ -16,7 +16,10 @@ from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.tree import arguments, callee
 
-STORES = frozenset(("__stcs", "__stcg", "__stwb", "__stwt", "memcpy", "memset", "__pipeline_memcpy_async"))
+# Loads and stores with a cache hint, and what else stores through its first argument.
+HINTED_LOADS = frozenset(("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv"))
+HINTED_STORES = frozenset(("__stwb", "__stcg", "__stcs", "__stwt"))
+STORES = HINTED_STORES | {"memcpy", "memset", "__pipeline_memcpy_async"}
 _MOVES = frozenset(("swap",))
 _DEPTH = 4
 

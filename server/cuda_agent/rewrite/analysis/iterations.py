@@ -15,7 +15,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import names, statements
-from cuda_agent.rewrite.analysis.calls import STORES
+from cuda_agent.rewrite.analysis.calls import HINTED_LOADS, STORES
 from cuda_agent.rewrite.analysis.carried import local_array
 from cuda_agent.rewrite.analysis.loops import Loop, counting
 from cuda_agent.rewrite.rule import Context
@@ -23,7 +23,6 @@ from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.declared import expression
 from cuda_agent.source.tree import arguments, base, callee
 
-_LOADS = frozenset(("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv"))
 _VARIABLE = "@"
 
 
@@ -72,7 +71,7 @@ def _places(context: Context, node: Node) -> Iterator[Node]:
                 yield n
         elif (n.type, text(n)[:1]) == ("pointer_expression", "*") or (n.type == "field_expression" and "->" in text(n)):
             yield n
-        elif n.type == "call_expression" and (callee(n) in _LOADS or callee(n) in STORES) and arguments(n):
+        elif n.type == "call_expression" and (callee(n) in HINTED_LOADS or callee(n) in STORES) and arguments(n):
             yield arguments(n)[0]
         elif n.type == "call_expression":
             yield from (a for a in arguments(n) if _pointer(a, pointers))

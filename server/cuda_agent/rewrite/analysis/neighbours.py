@@ -15,6 +15,7 @@ from tree_sitter import Node
 
 from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.calls import HINTED_LOADS, HINTED_STORES
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
@@ -22,9 +23,7 @@ from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.edits import apply
 from cuda_agent.source.tree import enclosing, is_written, strip_parens
 
-LOADS = ("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv")
 _NARROW = frozenset(("char", "unsigned char", "uchar", "short", "unsigned short", "ushort", "bool", "float", "half"))
-STORES = ("__stwb", "__stcg", "__stcs", "__stwt")
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ class Body:
         hinted: set[int] = set()
         for name, call in syntax.calls(self.body):
             arguments = syntax.field(call, "arguments").named_children
-            if len(arguments) == (1 if name in LOADS else 2 if name in STORES else -1):
+            if len(arguments) == (1 if name in HINTED_LOADS else 2 if name in HINTED_STORES else -1):
                 place = _pointed(arguments[0])
                 if place is not None:
-                    stored = arguments[1] if name in STORES else None
-                    found.append(Access(call, *place, "write" if name in STORES else "read", name, stored))
+                    stored = arguments[1] if name in HINTED_STORES else None
+                    found.append(Access(call, *place, "write" if name in HINTED_STORES else "read", name, stored))
                     hinted |= {n.id for n in syntax.walk(arguments[0])}
         for n in syntax.of_type(self.body, "subscript_expression", "pointer_expression"):
             if n.id in hinted:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Edit, Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import blocks
 from cuda_agent.rewrite.rule import Context
@@ -323,25 +322,3 @@ def in_first_thread(context: Context, node: Node) -> bool:
             return True
         current = parent
     return False
-
-
-# ---------------------------------------------------------------- text
-
-
-def taken_names(context: Context) -> set[str]:
-    """Names that mean something inside the kernel: those in it, and the file's macros."""
-    inside = set(re.findall(r"[A-Za-z_]\w*", context.code))
-    return inside | set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", context.text, re.M))
-
-
-def without(context: Context, statement: Node) -> Edit:
-    """Takes a statement away, with its line when it stands alone there."""
-    data = context.module.document.data
-    start, end = statement.start_byte, statement.end_byte
-    while start > 0 and data[start - 1 : start] in (b" ", b"\t"):
-        start -= 1
-    rest = end
-    while rest < len(data) and data[rest : rest + 1] in (b" ", b"\t", b"\r"):
-        rest += 1
-    alone = (start == 0 or data[start - 1 : start] == b"\n") and data[rest : rest + 1] == b"\n"
-    return Edit(Span(start, rest + 1) if alone else Span(statement.start_byte, end), "")

@@ -39,7 +39,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis import access, affine, blocks, shared, uniform
 from cuda_agent.rewrite.analysis.arithmetic import INTEGERS, Types
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -264,8 +264,8 @@ class _Writer:
     def __init__(self, context: Context, over_block: bool) -> None:
         self.context = context
         self.over_block = over_block
-        self.taken = shared.taken_names(context)
-        self.step = helpers.step(context)
+        self.taken = layout.taken_names(context)
+        self.step = layout.unit(context)
         flat = all(s.block[1] == 1 for s in context.shapes)
         self.thread = "threadIdx.x" if flat else "(threadIdx.y * blockDim.x + threadIdx.x)"
         self.threads = "blockDim.x" if flat else "blockDim.x * blockDim.y"

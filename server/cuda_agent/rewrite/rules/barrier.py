@@ -36,8 +36,8 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import vocabulary
 from cuda_agent.model import Assumption, Edit
-from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import access, aliasing, blocks, shared, trips
+from cuda_agent.rewrite import layout, syntax
+from cuda_agent.rewrite.analysis import access, aliasing, blocks, trips
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.phases import Phases
@@ -200,8 +200,8 @@ class _Redundant:
 
 def _without(context: Context, barrier: Node) -> Iterator[Edit]:
     """The barrier goes, and the comment over it that is about nothing else."""
-    yield shared.without(context, barrier)
+    yield Edit(layout.removed(context, barrier), "")
     comment = barrier.prev_sibling
     alone = comment is not None and comment.type == "comment" and _ABOUT.fullmatch(comment.text or b"")
     if comment is not None and alone and comment.end_point[0] == barrier.start_point[0] - 1:
-        yield shared.without(context, comment)
+        yield Edit(layout.removed(context, comment), "")

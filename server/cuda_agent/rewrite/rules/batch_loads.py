@@ -46,9 +46,10 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.calls import HINTED_LOADS
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.effects import check_long, hiding_macro, touched
-from cuda_agent.rewrite.analysis.neighbours import LOADS, Access, Body
+from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.analysis.strided import StridedLoop, has_pragma, strided_loop
 from cuda_agent.rewrite.layout import fresh, insert_before, unit, unused_index
 from cuda_agent.rewrite.render import render
@@ -145,7 +146,7 @@ def _plain_types(names: Names) -> set[str]:
 def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> bool:
     """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone."""
     for n in syntax.of_type(node, "call_expression"):
-        if text(syntax.field(n, "function")) not in (*LOADS, *_plain_types(names)):
+        if text(syntax.field(n, "function")) not in (*HINTED_LOADS, *_plain_types(names)):
             return False
     for n in syntax.of_type(node, "subscript_expression"):
         root = names.root(n)
@@ -153,7 +154,7 @@ def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -
             return False
     for n in syntax.of_type(node, "identifier"):
         name = text(n)
-        if name == body.variable or name in LOADS or name in _plain_types(names):
+        if name == body.variable or name in HINTED_LOADS or name in _plain_types(names):
             continue
         local = body.local(n)
         if local is not None:

@@ -28,7 +28,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
@@ -130,7 +130,7 @@ def _as_loop(context: Context, found: Guarded) -> list[Edit]:
     blank = len(context.slice(Span(found.guard.end_byte, found.rest[0].start_byte)).split("\n")) - 2
     start = whole.end + max(0, blank) * len(context.eol)
     edits = [Edit(Span(whole.start, start), head + " {" + copy)]
-    edits += indented(context, Span(start, found.rest[-1].end_byte), step)
+    edits += layout.indented(context, Span(start, found.rest[-1].end_byte), step)
     end = found.rest[-1].end_byte
     edits.append(Edit(Span(end, end), f"{context.eol}{indent}}}"))
     return edits
@@ -140,17 +140,3 @@ def bound_text(context: Context, found: Guarded) -> str:
     condition = text(syntax.field(found.guard, "condition")).strip()
     inner = condition[1:-1] if condition.startswith("(") else condition
     return inner.split(">=" if found.kind == "return" else "<", 1)[1].strip()
-
-
-def indented(context: Context, span: Span, step: str) -> list[Edit]:
-    """One step more in front of every line that starts inside the span and is not empty."""
-    data = context.module.document.data
-    edits = []
-    at = data.find(b"\n", span.start)
-    while at != -1 and at + 1 < span.end:
-        line_end = data.find(b"\n", at + 1)
-        line = data[at + 1 : line_end if line_end != -1 else len(data)]
-        if line.strip() and not line.startswith(b"#"):
-            edits.append(Edit(Span(at + 1, at + 1), step))
-        at = line_end
-    return edits

@@ -40,7 +40,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.analysis import access, affine, names, sizes
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.guarded import shifted
@@ -116,8 +116,7 @@ class _Writer:
         self.scope = names.of(context)
         self.step = height // rows
         self.r = context.unused_here("r")
-        body = context.indent(next(iter(syntax.statements(context.body))).start_byte)
-        self.unit = body[len(context.indent(context.kernel.body.start)) :] or "    "
+        self.unit = layout.unit(context)
         self.arrays: set[str] = set()  # variables that become one value a row
 
     def edit(self) -> Edit:

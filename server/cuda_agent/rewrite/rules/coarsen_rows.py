@@ -35,9 +35,8 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
-from cuda_agent.rewrite.layout import unit
+from cuda_agent.rewrite.layout import indented, unit
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.rules.coarsen import indented
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
 from cuda_agent.source.tree import strip_parens
 

@@ -42,7 +42,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite import helpers, layout, syntax
 from cuda_agent.rewrite.analysis.arithmetic import INTEGERS, Type
 from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.launches import paren
@@ -179,7 +179,7 @@ class _Writer:
         return self.helpers[key]
 
     def functions(self) -> Iterator[list[str]]:
-        step = helpers.step(self._context)
+        step = layout.unit(self._context)
         comment = "// a power of two divides by a shift; which it is, is the same for all threads"
         for (sign, kind), name in self.helpers.items():
             spelled = _SPELLED[kind]

@@ -40,7 +40,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis import blocks, shared
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
@@ -66,7 +66,7 @@ class PrivateTable(Rule):
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         table: _Table = site.nodes["table"]
-        name = next(n for n in ("table", f"{table.pointer}_table") if n not in shared.taken_names(context))
+        name = next(n for n in ("table", f"{table.pointer}_table") if n not in layout.taken_names(context))
         indent = context.indent(table.clear.start_byte)
         line = context.eol + indent
         start, end = table.clear.start_byte, table.last.end_byte

@@ -44,7 +44,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -182,7 +182,7 @@ def _dispatch(context: Context, name: str, values: dict[str, str]) -> Edit:
     """The kernel anew behind its body: it calls the body with the constants, or with what it was given."""
     kernel, eol = context.kernel, context.eol
     indent = context.indent(kernel.body.start)
-    step = helpers.step(context)
+    step = layout.unit(context)
     head = context.slice(Span(kernel.span.start, kernel.body.start))
     called = name + _template_arguments(kernel.template_params)
     test = " && ".join(n if v == "true" else f"!{n}" if v == "false" else f"{n} == {v}" for n, v in values.items())

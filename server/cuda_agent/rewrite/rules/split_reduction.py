@@ -43,7 +43,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
-from cuda_agent.rewrite import helpers, launches, layout, style, syntax
+from cuda_agent.rewrite import launches, layout, style, syntax
 from cuda_agent.rewrite.analysis import statements
 from cuda_agent.rewrite.analysis.carried import Reduction, dead_after, reductions, starts_neutral
 from cuda_agent.rewrite.analysis.loops import Loop, counting, integral, trips, type_of
@@ -264,10 +264,10 @@ class _Writer:
         self.extent = "".join(f"[{n}]" for n in (parts, *reversed(block)))
         self.column = "".join(f"[threadIdx.{a}]" for a in reversed("xy"[: len(block)]))
         self.arrays = {
-            r.name: layout.unused(context, "partial" if len(found) == 1 else f"partial_{r.name.replace('.', '_')}")
+            r.name: context.unused_here("partial" if len(found) == 1 else f"partial_{r.name.replace('.', '_')}")
             for r in found
         }
-        self.eol, self.step = context.eol, helpers.step(context)
+        self.eol, self.step = context.eol, layout.unit(context)
         self.indent = context.indent(plan.loop.node.start_byte)
 
     def edits(self) -> list[Edit]:
@@ -299,7 +299,7 @@ class _Writer:
         return [f"{self.arrays[r.name]}[{self.lane}]{self.column} = {r.name};" for r in self.found]
 
     def _combine(self) -> list[str]:
-        v = layout.unused(self.context, self.axis)
+        v = self.context.unused_here(self.axis)
         head = f"for (int {v} = 1; {v} < {self.parts}; {v}++)"
         folds = [r.fold(f"{self.arrays[r.name]}[{v}]{self.column}") for r in self.found]
         if len(folds) == 1:

@@ -41,7 +41,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import guarded, launches, mirror, syntax
+from cuda_agent.rewrite import guarded, launches, layout, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips, uniform
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.guards import Frame, frame
@@ -314,8 +314,7 @@ def _guards(context: Context, operand: Operand, condition: Node) -> bool:
 def _edits(context: Context, plan: Plan) -> list[Edit]:
     around = plan.frame
     indent = context.indent(plan.loop.loop.start_byte) if around.start == around.end else context.indent(around.start)
-    step = context.indent(next(iter(syntax.statements(context.body))).start_byte)
-    step = step[len(context.indent(context.kernel.body.start)) :] or "    "
+    step = layout.unit(context)
     top = [o.declaration(plan.size, plan.width) for o in plan.operands]
     clones = [] if plan.row else plan.mirrored
     lines = [indent + mirror.declaration(context, v, plan.renamed) for v in clones]

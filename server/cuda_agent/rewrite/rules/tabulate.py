@@ -34,7 +34,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Loop, Span
-from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis.arithmetic import Types
 from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -169,7 +169,7 @@ def _name(context: Context, one: Repeated, taken: set[str]) -> str:
 
 def _tables(context: Context, repeated: list[Repeated], names: dict[str, str]) -> str:
     """Declarations and one loop for each range of counters, in the file's indentation."""
-    eol, step = context.eol, helpers.step(context)
+    eol, step = context.eol, layout.unit(context)
     indent = context.indent(context.kernel.body.start) + step
     lines = ["// the same for all threads: once a block"]
     groups: dict[tuple[str, str], dict[str, Repeated]] = {}

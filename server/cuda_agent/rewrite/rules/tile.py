@@ -43,9 +43,10 @@ from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
+from cuda_agent.rewrite.layout import removed
 from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.style import negated, removed
+from cuda_agent.rewrite.style import negated
 from cuda_agent.rewrite.syntax import text
 
 _SHARED = 48 * 1024

@@ -45,7 +45,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, NumericClass, Span
-from cuda_agent.rewrite import helpers, syntax
+from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis import blocks, shared
 from cuda_agent.rewrite.analysis.array_folds import Fold
 from cuda_agent.rewrite.analysis.trees import Serial, Tree, serials, trees
@@ -224,9 +224,9 @@ class _Writer:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.taken = shared.taken_names(context)
+        self.taken = layout.taken_names(context)
         self.made: set[str] = set()
-        self.step = helpers.step(context)
+        self.step = layout.unit(context)
         self.offset = self.name("offset")
 
     def edits(self, plan: _Plan) -> list[Edit]:
@@ -249,7 +249,7 @@ class _Writer:
         results = [f"{f.array}[0] = {n};" for f, n, s in zip(tree.folds, names, plan.stores, strict=True) if s]
         last = self.guarded(f"if ({index} == 0)", results) if results else []
         end = [tree.barrier] if plan.last_barrier else []
-        edits = [shared.without(self.context, tree.variable)] if tree.variable is not None else []
+        edits = [Edit(layout.removed(self.context, tree.variable), "")] if tree.variable is not None else []
         if warps == "1":
             return [*edits, *self.placed(plan, tree.loop, tree.barrier, lines, [*last, *end], one=True)]
         lines += self.partials(tree.folds, names, t, index)
