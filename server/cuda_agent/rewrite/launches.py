@@ -105,7 +105,7 @@ def _integer(context: Context, node: Node, at: int) -> bool:
 def paren(code: str) -> str:
     """The text, in parentheses when it is more than one term."""
     simple = re.fullmatch(r"[\w.]+(?:\([^()]*\)(?:\.\w+)?)?", code) or (
-        code.startswith("(") and code.endswith(")") and syntax._balanced(code[1:-1])
+        code.startswith("(") and code.endswith(")") and syntax.balanced(code[1:-1])
     )
     return code if simple else f"({code})"
 

@@ -75,7 +75,7 @@ class Rows:
             return edits
         whole = context.slice(value)
         opened = (
-            whole if whole.startswith("(") and whole.endswith(")") and syntax._balanced(whole[1:-1]) else f"({whole})"
+            whole if whole.startswith("(") and whole.endswith(")") and syntax.balanced(whole[1:-1]) else f"({whole})"
         )
         lanes = self.group.lanes
         wraps = any(s.blocks * s.threads * lanes >= 1 << 32 for s in context.shapes)

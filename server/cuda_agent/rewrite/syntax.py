@@ -162,13 +162,13 @@ _GLOBAL_ID = [
 def is_global_id(expression: str, axis: str) -> bool:
     code = re.sub(r"^\((int|unsigned|unsignedint|size_t|long|int64_t|uint32_t)\)", "", squeeze(expression))
     code = re.sub(r"\((?:int|size_t|unsigned|long|int64_t)\)(?=blockIdx|blockDim|threadIdx)", "", code)
-    while code.startswith("(") and code.endswith(")") and _balanced(code[1:-1]):
+    while code.startswith("(") and code.endswith(")") and balanced(code[1:-1]):
         code = code[1:-1]
     code = re.sub(r"\((blockIdx\.\w\*blockDim\.\w|blockDim\.\w\*blockIdx\.\w)\)", r"\1", code)
     return code in {form.format(a=axis) for form in _GLOBAL_ID}
 
 
-def _balanced(code: str) -> bool:
+def balanced(code: str) -> bool:
     depth = 0
     for c in code:
         depth += (c == "(") - (c == ")")

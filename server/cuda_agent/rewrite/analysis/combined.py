@@ -1,4 +1,4 @@
-"""Whether the partial results of threads that share a loop are put together afterwards. Only then does it not matter
+"""What threads that share a loop accumulate, and whether it is put together afterwards. Only then does it not matter
 which of them took which element: a partial sum that a thread keeps for itself is a result of its own elements."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis.reduction import operation
 from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
@@ -18,6 +19,51 @@ from cuda_agent.source.tree import LOOPS, ancestors
 _FAMILY = {"max": "max", "fmaxf": "max", "fmax": "max", "min": "min", "fminf": "min", "fmin": "min", "+": "+", "*": "*"}
 _ATOMICS = {"+": "atomicAdd", "max": "atomicMax", "min": "atomicMin"}
 _KINDS = {"+": r"sum|add|plus|reduce", "max": r"max|greater|reduce", "min": r"min|less|reduce", "*": r"mul|prod|reduce"}
+
+
+def accumulated(loop: StridedLoop) -> dict[str, str]:
+    """What a shared loop accumulates → the operation. RuleRefused when something but a sum, product, minimum or maximum
+    is carried from one element to the next."""
+    local = syntax.declared(loop.body)
+    ops: dict[str, str] = {}
+    for write in syntax.writes(loop.body):
+        name = write.name
+        if write.op == "init" or (name is not None and name in local):
+            continue
+        if name is None:
+            array = write.target
+            while (inner := array.child_by_field_name("argument")) is not None:
+                array = inner
+            if array.type == "identifier" and _is_local_array(array, loop):
+                raise RuleRefused(f"{text(array)} is carried from one element to the next")
+            continue
+        op = operation(write)
+        if op is None or ops.get(name, op) != op:
+            raise RuleRefused(f"{name} is carried from one element to the next")
+        ops[name] = op
+    for name in ops:
+        reads = sum(1 for n in syntax.of_type(loop.body, "identifier") if text(n) == name)
+        own = sum(
+            sum(1 for n in syntax.of_type(w.node, "identifier") if text(n) == name)
+            for w in syntax.writes(loop.body)
+            if w.name == name
+        )
+        if reads != own:
+            raise RuleRefused(f"{name} is read inside the loop that accumulates it")
+    return ops
+
+
+def _is_local_array(name: Node, loop: StridedLoop) -> bool:
+    """Declared as an array of the thread's own, outside the loop."""
+    current: Node | None = loop.node
+    while current is not None and current.type != "function_definition":
+        for n in current.named_children if current.type == "compound_statement" else ():
+            if n.type == "declaration" and "__shared__" not in text(n):
+                for d in syntax.of_type(n, "array_declarator"):
+                    if text(syntax.field(d, "declarator")) == text(name):
+                        return True
+        current = current.parent
+    return False
 
 
 def combined(context: Context, loop: StridedLoop, ops: dict[str, str]) -> Literal["proved", "assumed"]:

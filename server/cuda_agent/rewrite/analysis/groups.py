@@ -71,7 +71,7 @@ class Groups:
                 return self.value(syntax.field(node, "value"), known, depth)
             case "binary_expression":
                 left, right = (self.value(syntax.field(node, f), known, depth) for f in ("left", "right"))
-                return self._binary(text(syntax.field(node, "operator")), left, right)
+                return self.binary(text(syntax.field(node, "operator")), left, right)
             case "conditional_expression":
                 parts = [
                     self.value(syntax.field(node, f), known, depth) for f in ("condition", "consequence", "alternative")
@@ -109,7 +109,7 @@ class Groups:
         constant = launch_text.constant(self.names.context.module, name, node.start_byte)
         return Value(0, multiple=ALWAYS if constant is not None and constant % self.width == 0 else None)
 
-    def _binary(self, op: str, left: Value, right: Value) -> Value:
+    def binary(self, op: str, left: Value, right: Value) -> Value:
         if left.stride is None or right.stride is None:
             return OPAQUE
         needs = (*left.required, *right.required)

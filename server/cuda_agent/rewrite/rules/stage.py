@@ -35,76 +35,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import guarded, launches, layout, mirror, syntax
+from cuda_agent.model import Assumption
+from cuda_agent.rewrite import launches, mirror, syntax
 from cuda_agent.rewrite.analysis import access, affine, aliasing, trips, uniform
-from cuda_agent.rewrite.analysis.access import Access
-from cuda_agent.rewrite.analysis.guards import Frame, frame
+from cuda_agent.rewrite.analysis.guards import frame
 from cuda_agent.rewrite.analysis.induction import Induction
-from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.staged import ROW, WARP, Operand, Plan, edits, guards
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.tree import walk
 
 _SHARED = 48 * 1024
 _LEAST = 8  # threads that share an element
-_WARP = 32
-_ROW = "row"  # the axis of an operand whose rows belong to one thread each
-
-
-@dataclass
-class Operand:
-    """An array element that the threads along an axis share, at one index. `axis`: the thread axis that it depends on,
-    "" when on none. `by_loop`: neighbouring loop steps, not neighbouring threads, are neighbours in memory."""
-
-    uses: list[Access]
-    axis: str
-    by_loop: bool
-    tile: str = ""
-
-    @property
-    def threads(self) -> str:
-        """The thread axis that the operand depends on; "" for none."""
-        return "x" if self.axis == _ROW else self.axis
-
-    @property
-    def mirrored(self) -> bool:
-        """Filled by the thread whose x and y are exchanged."""
-        return (self.axis == "x" and self.by_loop) or (self.axis == "y" and not self.by_loop)
-
-    def element(self, step: str) -> str:
-        """The element of this thread at a loop step counted from the tile's first."""
-        if not self.axis:
-            return f"{self.tile}[{step}]"
-        if self.axis == _ROW:
-            return f"{self.tile}[{X}][{step}]"
-        own = X if self.axis == "x" else Y
-        return f"{self.tile}[{own}][{step}]" if self.by_loop else f"{self.tile}[{step}][{own}]"
-
-    def declaration(self, size: int, width: int) -> str:
-        padded = size + 1 if self.axis in ("x", _ROW) and self.by_loop else size
-        extents = f"[{width if self.axis == _ROW else size}][{padded}]" if self.axis else f"[{size}]"
-        return f"__shared__ {self.uses[0].element} {self.tile}{extents};"
-
-
-@dataclass
-class Plan:
-    loop: Induction
-    frame: Frame
-    operands: list[Operand]
-    size: int
-    width: int  # threads of the block along x
-    product: bool  # the loop only adds products of staged elements: zeros stand for what is out of range
-    renamed: dict[str, str] = field(default_factory=dict)
-    mirrored: list[Variable] = field(default_factory=list)
-    row: str = ""  # the row that a thread fills, where rows belong to threads
 
 
 class Stage(Rule):
@@ -122,7 +70,7 @@ class Stage(Rule):
                 continue
             found = _operands(context, loop)
             if found:
-                size = _WARP if found[0].axis == _ROW else _size(context)
+                size = WARP if found[0].axis == ROW else _size(context)
                 yield Site(self.name, syntax.span(node), {"size": size}, {"loop": loop, "operands": found})
                 return
 
@@ -132,7 +80,7 @@ class Stage(Rule):
         block = tuple(context.numbers[0][f"blockDim.{a}"] for a in "xyz")
         said = " × ".join(str(n) for n in block if n > 1)
         return Rewrite(
-            tuple(_edits(context, plan)),
+            tuple(edits(context, plan)),
             assumptions=(
                 Assumption("all threads of a block run the loop alike, and the staged arrays are only read", "proved"),
                 Assumption(f"blocks have {said} threads", "captured"),
@@ -177,7 +125,7 @@ def _operands(context: Context, loop: Induction) -> list[Operand]:
         along = rest.stride(X)
         if flat and step.value == 1 and rest.depends(X) and along is not None and along.value not in (-1, 0, 1):
             key = f"{one.array}[{one.index}]"
-            rows.setdefault(key, Operand([], _ROW, True)).uses.append(one)
+            rows.setdefault(key, Operand([], ROW, True)).uses.append(one)
             continue
         axes = "".join(a for a in "xyz" if f"threadIdx.{a}" in rest.names)
         if uniform.of_poly(context, _without_threads(rest)) not in ("block", "grid"):
@@ -189,12 +137,12 @@ def _operands(context: Context, loop: Induction) -> list[Operand]:
             continue
         key = f"{one.array}[{one.index}]"
         found.setdefault(key, Operand([], axes, step.value == 1)).uses.append(one)
-    if rows and numbers["blockDim.x"] % _WARP == 0:
+    if rows and numbers["blockDim.x"] % WARP == 0:
         found = rows
     operands = list(found.values())
     count = trips.of_induction(context, loop)
     known = [n for numbers in context.numbers if count and (n := trips.evaluate(count, numbers)) is not None]
-    if any(n < (_WARP if found is rows else numbers["blockDim.x"]) for n in known):
+    if any(n < (WARP if found is rows else numbers["blockDim.x"]) for n in known):
         return []  # less than one tile
     if found is rows:
         return operands
@@ -238,7 +186,7 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         o.tile = next(n for n in (name, *(f"{name}{i}" for i in range(2, 10))) if n not in taken)
         taken.add(o.tile)
     width = context.numbers[0]["blockDim.x"]
-    rows = operands[0].axis == _ROW
+    rows = operands[0].axis == ROW
     total = sum((o.uses[0].bytes or 8) * (width if rows else size) * (size + 1 if o.axis else 1) for o in operands)
     if total > _SHARED:
         raise RuleRefused(f"the tiles need {total} bytes of shared memory")
@@ -248,9 +196,9 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         on = affine.of(context, c.node).names
         if {X, Y} <= on and context.numbers[0]["blockDim.y"] > 1:
             raise RuleRefused(f"the guard {text(c.node)} mixes both thread axes")
-    moved = [o for o in operands if o.mirrored or o.axis == _ROW]
+    moved = [o for o in operands if o.mirrored or o.axis == ROW]
     nodes = [o.uses[0].node for o in moved]
-    nodes += [c.node for c in around.conditions if any(_guards(context, o, c.node) for o in moved)]
+    nodes += [c.node for c in around.conditions if any(guards(context, o, c.node) for o in moved)]
     plan.mirrored = mirror.variables(context, nodes, {loop.variable}) if nodes else []
     for v in plan.mirrored:
         plan.renamed[v.symbol] = mirror.clone(context, v, "in")
@@ -300,128 +248,3 @@ def _adds_products(body: Node, operands: list[Operand]) -> bool:
         else:
             factors.append(n)
     return len(factors) > 1 and all(f in staged for f in factors)
-
-
-def _guards(context: Context, operand: Operand, condition: Node) -> bool:
-    """The condition says whether the operand's element is there: it depends on the operand's axis, or on none."""
-    on = affine.of(context, condition).names & {X, Y}
-    return not on or (operand.axis != "" and on == {f"threadIdx.{operand.threads}"})
-
-
-# ---------------------------------------------------------------- the new text
-
-
-def _edits(context: Context, plan: Plan) -> list[Edit]:
-    around = plan.frame
-    indent = context.indent(plan.loop.loop.start_byte) if around.start == around.end else context.indent(around.start)
-    step = layout.unit(context)
-    top = [o.declaration(plan.size, plan.width) for o in plan.operands]
-    clones = [] if plan.row else plan.mirrored
-    lines = [indent + mirror.declaration(context, v, plan.renamed) for v in clones]
-    middle = _loop(context, plan, indent, step)
-    if not around.conditions:
-        lines += middle
-        span = syntax.span(plan.loop.loop)
-    else:
-        before, after = guarded.prologue(context, around, indent), guarded.epilogue(context, around, indent, step)
-        lines = [*before, *lines, *middle, *after]
-        span = Span(around.start, around.end)
-    first = next(iter(syntax.statements(context.body)))
-    head = f"{context.eol}{context.indent(first.start_byte)}".join(top)
-    code = context.eol.join(lines).lstrip()
-    if first.start_byte == span.start:
-        return [Edit(span, f"{head}{context.eol}{indent}{code}")]
-    start = Span(first.start_byte, first.start_byte)
-    return [Edit(start, f"{head}{context.eol}{context.indent(first.start_byte)}"), Edit(span, code)]
-
-
-def _loop(context: Context, plan: Plan, indent: str, step: str) -> list[str]:
-    node, k = plan.loop.loop, plan.loop.variable.name
-    size = plan.size
-    first = context.unused_here(f"{k}0")
-    counted = syntax.counted_loop(node)
-    if counted is None:
-        raise RuleRefused("the loop does not declare its own counter")
-    kind, start, bound = counted.type, context.slice(syntax.span(counted.start)), counted.bound
-    limit = context.slice(syntax.span(bound))
-    one, two = indent + step, indent + 2 * step
-    lines = [f"{indent}for ({kind} {first} = {start}; {first} < {limit}; {first} += {size}) {{"]
-    lines += [one + line for line in _fills(context, plan, first, limit, step)]
-    lines.append(f"{one}__syncthreads();")
-    update = context.slice(syntax.span(counted.update))
-    body = syntax.field(node, "body")
-    if plan.product:
-        lines.append(f"{one}for ({kind} {k} = 0; {k} < {size}; {update})")
-        lines.append(f"{two}{_body(context, plan, syntax.statements(body)[0], k)}")
-    else:
-        end = context.unused_here(f"{k}1")
-        lines.append(f"{one}const {kind} {end} = {first} + {size} < {limit} ? {first} + {size} : {limit};")
-        deeper = one
-        if plan.frame.conditions:
-            lines.append(f"{one}if ({guarded.condition(context, plan.frame)})")
-            deeper = two
-        lines.append(f"{deeper}for ({kind} {k} = {first}; {k} < {end}; {update}) {{")
-        old = context.indent(syntax.statements(body)[0].start_byte)
-        code = _body(context, plan, body, f"{k} - {first}").strip()
-        if body.type == "compound_statement":
-            code = code[1:-1].strip("\r\n").rstrip()
-        lines += [guarded.shifted(line, old, deeper + step) for line in code.splitlines()]
-        lines.append(f"{deeper}}}")
-    return [*lines, f"{one}__syncthreads();", f"{indent}}}"]
-
-
-def _fills(context: Context, plan: Plan, first: str, limit: str, step: str) -> list[str]:
-    """The statements with which the block brings its tiles."""
-    filled = [_fill(context, plan, o, first, limit) for o in plan.operands]
-    if plan.product:
-        zeros = (_zero(o) for o in plan.operands)
-        return [f"{place} = {inside} ? {value} : {z};" for (inside, place, value), z in zip(filled, zeros, strict=True)]
-    lines = [mirror.declaration(context, v, plan.renamed, {X: plan.row}) for v in plan.mirrored if plan.row]
-    for inside in dict.fromkeys(f[0] for f in filled):
-        same = [f"{step}{place} = {value};" for test, place, value in filled if test == inside]
-        lines += [f"if ({inside})", *same] if len(same) == 1 else [f"if ({inside}) {{", *same, "}"]
-    if plan.row:
-        stride = plan.width // _WARP
-        head = f"for (int {plan.row} = {X} / {_WARP}; {plan.row} < {plan.width}; {plan.row} += {stride}) {{"
-        return [head, *(step + line for line in lines), "}"]
-    return lines
-
-
-def _fill(context: Context, plan: Plan, operand: Operand, first: str, limit: str) -> tuple[str, str, str]:
-    """(condition, element of the tile, element of the array) that a thread brings."""
-    lane = X if operand.by_loop or not operand.axis else Y
-    at = f"{first} + {X} % {_WARP}" if operand.axis == _ROW else f"{first} + {lane}"
-    node, k = operand.uses[0].node, plan.loop.variable.name
-
-    def spell(part: Node) -> str:
-        if operand.axis == _ROW:
-            return mirror.text_of(context, part, plan.renamed, {X: plan.row})
-        return mirror.text_of(context, part, plan.renamed) if operand.mirrored else context.slice(syntax.span(part))
-
-    conditions = [c for c in plan.frame.conditions if _guards(context, operand, c.node)]
-    inside = " && ".join([*(guarded.spelled(context, c, spell) for c in conditions), f"{at} < {limit}"])
-    source = _counter(spell(node), k, at)
-    place = f"{operand.tile}[{Y}][{X}]" if operand.axis else f"{operand.tile}[{X}]"
-    if operand.axis == _ROW:
-        place = f"{operand.tile}[{plan.row}][{X} % {_WARP}]"
-    return inside, place, source
-
-
-def _zero(operand: Operand) -> str:
-    return {"float": "0.0f", "double": "0.0"}.get(operand.uses[0].element, f"{operand.uses[0].element}(0)")
-
-
-def _counter(code: str, k: str, at: str) -> str:
-    """The text with the loop's counter replaced, in parentheses where it is a factor."""
-
-    def one(match: re.Match[str]) -> str:
-        before, after = code[: match.start()].rstrip()[-1:], code[match.end() :].lstrip()[:1]
-        return at if before in ("[", "+", "(") and after in ("]", "+", ")", "-") else f"({at})"
-
-    return re.sub(rf"(?<![\w.]){re.escape(k)}(?!\w)", one, code)
-
-
-def _body(context: Context, plan: Plan, node: Node, step: str) -> str:
-    inside = syntax.span(node)
-    pieces = [(u.node, o.element(step)) for o in plan.operands for u in o.uses if inside.holds(syntax.span(u.node))]
-    return mirror.replaced(context, node, pieces)

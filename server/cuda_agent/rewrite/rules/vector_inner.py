@@ -41,19 +41,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite.analysis import once
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.effects import touched
 from cuda_agent.rewrite.analysis.elements import element_size
-from cuda_agent.rewrite.analysis.groups import ALWAYS, OPAQUE, Groups, Needs, Value, solve
+from cuda_agent.rewrite.analysis.groups import OPAQUE, Groups, Needs, Value, solve
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
+from cuda_agent.rewrite.analysis.once import Split
 from cuda_agent.rewrite.layout import unit, unused_index
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
@@ -61,19 +62,6 @@ from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
 from cuda_agent.source.edits import apply
-from cuda_agent.source.tree import name_of
-
-_WHOLE = frozenset(("int", "unsigned", "unsigned int", "long", "long long", "size_t", "int64_t", "uint32_t", "auto"))
-_WHOLE_LIKE = re.compile(r"(?i)u?int\d*(_t)?|.*(index|idx|size).*|unsigned long( long)?|uint")
-
-
-@dataclass
-class Split:
-    """The guarded statements in two parts: those that find places, made once for a group, and those that compute."""
-
-    once: list[Node] = field(default_factory=list)
-    each: list[Node] = field(default_factory=list)
-    known: dict[str, Value] = field(default_factory=dict)
 
 
 class VectorInner(Rule):
@@ -96,7 +84,7 @@ class VectorInner(Rule):
         names = Names(context)
         _check(context, found)
         groups = Groups(names, width, _divisible(context, width))
-        split = _split(groups, found)
+        split = once.split(groups, found.index.name, found.rest)
         body = Body(names, found.rest[0] if found.kind == "body" else context.body, found.index.name)
         vectors, needs = _vectors(context, groups, split, body, width)
         needs = (*needs, *_bound(groups, found))
@@ -152,93 +140,6 @@ def _bound(groups: Groups, found: Guarded) -> Needs:
     if not bound.same or bound.multiple is None:
         raise RuleRefused("the number of elements may not be a whole number of vectors")
     return (*bound.required, *bound.multiple)
-
-
-# ---------------------------------------------------------------- which statements are made once
-
-
-def _split(groups: Groups, found: Guarded) -> Split:
-    split = Split(known={found.index.name: Value(1, multiple=ALWAYS)})
-    for statement in (s for part in found.rest for s in syntax.statements(part)):
-        known = _after(groups, statement, split.known)
-        if known is None:
-            split.each.append(statement)
-            for write in syntax.writes(statement):
-                name = name_of(write.target) if write.target.type != "subscript_expression" else None
-                if name is not None:
-                    split.known[name] = OPAQUE
-            continue
-        changed = {w.name for w in syntax.writes(statement) if w.op != "init" and w.name is not None}
-        if any(syntax.identifiers(e) & changed for e in split.each):
-            raise RuleRefused("an index changes after it was used")
-        split.once.append(statement)
-        split.known = known
-    return split
-
-
-def _after(groups: Groups, statement: Node, known: dict[str, Value]) -> dict[str, Value] | None:
-    """The names' values after a statement that only finds places; None when it does more."""
-    result = dict(known)
-    if statement.type == "declaration":
-        whole = text(syntax.field(statement, "type"))
-        for declarator in statement.children_by_field_name("declarator"):
-            name = name_of(declarator)
-            value = declarator.child_by_field_name("value")
-            if name is None or next(syntax.of_type(declarator, "array_declarator"), None):
-                return None
-            result[name] = groups.value(value, known) if value is not None else OPAQUE
-            pointer = next(syntax.of_type(declarator, "pointer_declarator"), None) is not None
-            fits = pointer or whole in _WHOLE or _WHOLE_LIKE.fullmatch(whole)
-            if value is not None and (result[name].stride is None or (result[name].stride and not fits)):
-                return None
-            if value is not None and result[name].same and not fits and _loads(value):
-                return None  # a number that the elements share: computed where it is used
-        return result
-    if statement.type == "expression_statement" and statement.named_child_count == 1:
-        return _assigned(groups, statement.named_children[0], result)
-    if statement.type == "if_statement":
-        condition = groups.value(syntax.field(statement, "condition"), known)
-        if not condition.same:
-            return None
-        branches = [statement.child_by_field_name("consequence"), statement.child_by_field_name("alternative")]
-        first, second = (_branch(groups, b, dict(known)) for b in branches)
-        if first is None or second is None:
-            return None
-        for name in first.keys() | second.keys():
-            one, other = first.get(name, OPAQUE), second.get(name, OPAQUE)
-            both = one if one == other else groups.merged(one, other)
-            result[name] = Value(both.stride, (*both.required, *condition.required), both.multiple)
-        return result
-    return None
-
-
-def _branch(groups: Groups, branch: Node | None, known: dict[str, Value]) -> dict[str, Value] | None:
-    if branch is None:
-        return known
-    inner = branch.named_children[-1] if branch.type == "else_clause" else branch
-    current: dict[str, Value] | None = known
-    for statement in syntax.statements(inner):
-        current = _after(groups, statement, current) if current is not None else None
-    return current
-
-
-def _assigned(groups: Groups, node: Node, known: dict[str, Value]) -> dict[str, Value] | None:
-    if node.type != "assignment_expression":
-        return None
-    target, op = syntax.field(node, "left"), text(syntax.field(node, "operator"))
-    if target.type != "identifier" or op not in ("=", "+=", "-="):
-        return None
-    value = groups.value(syntax.field(node, "right"), known)
-    if op != "=":
-        value = groups._binary(op[0], groups.value(target, known), value)
-    if value.stride is None:
-        return None
-    known[text(target)] = value
-    return known
-
-
-def _loads(node: Node) -> bool:
-    return next(syntax.of_type(node, "subscript_expression"), None) is not None
 
 
 # ---------------------------------------------------------------- what is moved together
@@ -300,7 +201,7 @@ def _place(groups: Groups, access: Access, known: dict[str, Value]) -> Needs | N
     not."""
     place = groups.value(access.array, known)
     if access.index is not None:
-        place = groups._binary("+", place, groups.value(access.index, known))
+        place = groups.binary("+", place, groups.value(access.index, known))
     if place.stride != 1 or place.multiple is None:
         return None
     return (*place.required, *place.multiple)
