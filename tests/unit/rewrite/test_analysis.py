@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import INPUTS, Program, Run, programs
+from random_kernels import INPUTS, Program, Run, programs
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Kernel
