@@ -174,9 +174,14 @@ class Bench:
             text=True,
             start_new_session=True,
         )
-        timer = threading.Timer(limit, _kill, (process,))
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            _kill(process)
+
+        timer = threading.Timer(limit, stop)
         timer.start()
-        began = time.time()
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -188,8 +193,7 @@ class Bench:
             timer.cancel()
             _kill(process)
         if process.returncode:
-            late = time.time() - began >= limit
-            how = f"stopped after {limit:.0f} s" if late else f"exit code {process.returncode}, see log.txt"
+            how = f"stopped after {limit:.0f} s" if late.is_set() else f"exit code {process.returncode}, see log.txt"
             yield {"ended": f"{verb}: {how}"}
 
     # ------------------------------------------------------------ bookkeeping
