@@ -1,7 +1,7 @@
 """Counting in masks of bytes, eight at a time: cupy reduces whole words by CUB, and single bytes ten times slower.
 
 A mask is a bool array (one byte an element, 0 or 1) that begins at an address divisible by 8, on whichever device it
-lives (xp = numpy or cupy). Nothing here waits for the device: what is returned are arrays of a few numbers.
+lives (xp = numpy or cupy). Only what says so waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ def words(xp: Any, mask: Any) -> Any:
 
 def count(xp: Any, mask: Any) -> Any:
     """How many are true. The product adds a word's eight bytes up in its highest one."""
-    return ((words(xp, mask) * xp.uint64(ONES)) >> xp.uint64(56)).sum()
+    return _count(xp, words(xp, mask))
+
+
+def _count(xp: Any, whole: Any) -> Any:
+    return ((whole * xp.uint64(ONES)) >> xp.uint64(56)).sum()
 
 
 def differ(xp: Any, a: Any, b: Any) -> bool:
@@ -68,8 +72,7 @@ def _extent(xp: Any, whole: Any) -> list[Any]:
     some, index = whole != 0, xp.arange(whole.size, dtype=xp.uint64)
     first = xp.where(some, index, xp.uint64(whole.size - 1)).min()
     last = xp.where(some, index, xp.uint64(0)).max()
-    total = ((whole * xp.uint64(ONES)) >> xp.uint64(56)).sum()
-    return [total, first, last, whole[first.astype(xp.int64)], whole[last.astype(xp.int64)]]
+    return [_count(xp, whole), first, last, whole[first.astype(xp.int64)], whole[last.astype(xp.int64)]]
 
 
 def _address(array: Any) -> int:

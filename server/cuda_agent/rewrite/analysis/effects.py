@@ -16,6 +16,18 @@ from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import text
 
 
+def check_body(context: Context, loop: StridedLoop) -> None:
+    """Raises RuleRefused where a loop's iterations cannot be taken several at a time, whatever they compute."""
+    if loop.type == "auto":
+        raise RuleRefused("the loop's variable is declared auto")
+    if syntax.COOPERATION.search(text(loop.body)):
+        raise RuleRefused("threads work together inside the loop: they must all stay in step")
+    if hidden := hiding_macro(context, loop):
+        raise RuleRefused(f"the macro {hidden} may hide what the loop does")
+    if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
+        raise RuleRefused("the loop may end early")
+
+
 def hiding_macro(context: Context, loop: StridedLoop) -> str | None:
     """A macro in the body that writes, reads an array or uses the loop's variable: the tree does not show it."""
     words = set(re.findall(r"[A-Za-z_]\w*", context.slice(syntax.span(loop.body))))

@@ -48,7 +48,7 @@ from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.calls import HINTED_LOADS
 from cuda_agent.rewrite.analysis.definitions import Names
-from cuda_agent.rewrite.analysis.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.analysis.effects import check_body, check_long, touched
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.analysis.strided import StridedLoop, has_pragma, strided_loop
 from cuda_agent.rewrite.layout import fresh, insert_before, unit, unused_index
@@ -112,14 +112,7 @@ class BatchLoads(Rule):
 
 def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
     body = Body.of(names, loop)
-    if loop.type == "auto":
-        raise RuleRefused("the loop's variable is declared auto")
-    if syntax.COOPERATION.search(text(loop.body)):
-        raise RuleRefused("threads work together inside the loop: they must all stay in step")
-    if hidden := hiding_macro(context, loop):
-        raise RuleRefused(f"the macro {hidden} may hide what the loop does")
-    if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
-        raise RuleRefused("the loop may end early")
+    check_body(context, loop)
     check_long(context, loop, 4)
     roots, _ = touched(names, body)
     found: dict[str, tuple[list[Node], str, str]] = {}

@@ -44,7 +44,7 @@ from cuda_agent.model import Assumption, NumericClass, Span
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.combined import accumulated, combined
 from cuda_agent.rewrite.analysis.definitions import Names
-from cuda_agent.rewrite.analysis.effects import check_long, hiding_macro, touched
+from cuda_agent.rewrite.analysis.effects import check_body, check_long, touched
 from cuda_agent.rewrite.analysis.elements import element_size
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.analysis.strided import StridedLoop, Uniform, chunked_loop, lanes_of, strided_loop
@@ -120,14 +120,7 @@ def _plans(context: Context, loops: list[Node], nbytes: int) -> tuple[list[Plan]
 
 def _plan(context: Context, names: Names, loop: StridedLoop, nbytes: int) -> Plan:
     body = Body.of(names, loop)
-    if loop.type == "auto":
-        raise RuleRefused("the loop's variable is declared auto")
-    if syntax.COOPERATION.search(text(loop.body)):
-        raise RuleRefused("threads work together inside the loop: they must all stay in step")
-    if hidden := hiding_macro(context, loop):
-        raise RuleRefused(f"the macro {hidden} may hide what the loop does")
-    if next(syntax.of_type(loop.body, "break_statement", "return_statement", "goto_statement"), None):
-        raise RuleRefused("the loop may end early")
+    check_body(context, loop)
     lanes, uniform = None, None
     if loop.step == "1":
         if names.resolved(loop.start) != "0":
