@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,13 @@ def install(
     )
     nvcc = bin_ / "nvcc"
     command = f'exec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"'
-    nvcc.write_text(f"#!/bin/sh\n# cuda-agent: records this command line, then compiles\n{command}\n")
+    text = folder / "cuda-agent-nvcc.sh"
+    text.write_text(f"#!/bin/sh\n# cuda-agent: records this command line, then compiles\n{command}\n")
+    # Linux runs no file that is open for writing, and a process that another thread starts just now holds a copy of
+    # every file we have open until it execs ("Text file busy"). So a process of its own writes what will be run.
+    copied = subprocess.run(["cp", str(text), str(nvcc)], capture_output=True, text=True, check=False)
+    if copied.returncode != 0:
+        raise OSError(f"cannot write {nvcc}: {copied.stderr.strip()}")
     nvcc.chmod(0o755)
     environment = {
         "PATH": f"{bin_}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,22 @@ def install(tmp_path: Path, real: Path) -> shim.Shim:
     return shim.install(
         tmp_path / "cuda", real, real.parents[1], None, tmp_path / "builds.jsonl", tmp_path / "globals.txt"
     )
+
+
+def test_this_process_never_opens_what_will_be_run_for_writing(tmp_path: Path, real: Path) -> None:
+    """A process that another thread starts meanwhile would hold it open: "Text file busy", 4 times in 100."""
+    opened: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and arguments[1] in ("w", "wb", "r+", "a"):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(watch)
+    tools = install(tmp_path, real)
+    watching = False  # a hook stays for good
+    assert opened
+    assert str(tools.nvcc) not in opened
 
 
 def test_it_records_and_becomes_nvcc(tmp_path: Path, real: Path) -> None:
