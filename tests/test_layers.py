@@ -38,8 +38,8 @@ OWNERS = {
     "pygls": ("lsp",),
     "lsprotocol": ("lsp",),
     "cupy": ("device",),
-    "transformers": ("agent/policies/transformers.py", "learn"),
-    "torch": ("agent/policies/transformers.py", "learn"),
+    "transformers": ("agent/models/transformers.py", "learn"),
+    "torch": ("agent/models/transformers.py", "learn"),
 }
 
 

@@ -73,6 +73,46 @@ class Settings:
     )
     budget_seconds: float = _setting(120.0, "How long one optimisation may take, in seconds.", minimum=1, maximum=86400)
     budget_candidates: int = _setting(150, "How many rewrites one optimisation may try.", minimum=1, maximum=100000)
+    policy: str = _setting(
+        "auto",
+        "Who proposes rewrites: `search` the rewrite rules, `model` a language model, `mixed` the rules first and then "
+        "the model, from the best they found. `auto` is `mixed` where a model is set, else `search`.",
+        choices=("auto", "search", "model", "mixed"),
+    )
+    model: str = _setting(
+        "",
+        "The language model. `endpoint:NAME@URL` is an OpenAI-compatible server, such as "
+        "`endpoint:qwen3-coder@http://localhost:11434/v1` (its key, if it wants one, is read from the environment "
+        "variable CUDA_AGENT_API_KEY or OPENAI_API_KEY, or kept by the editor); `transformers:PATH` runs here, from a "
+        "folder or a hub id; `editor` or `editor:ID` is the editor's own. Your kernel's file is sent to it, nothing "
+        "else. Empty: none.",
+        scope="restricted",
+        pattern=r"(endpoint:[^@\s]+@https?://\S+|transformers:\S.*|editor(:\S+)?)?",
+        pattern_says="endpoint:NAME@URL, transformers:PATH, editor or editor:ID",
+    )
+    model_device: str = _setting(
+        "auto",
+        "Where a `transformers` model runs: `auto`, `cpu` or `cuda:N`.",
+        pattern=r"auto|cpu|cuda(:\d+)?",
+        pattern_says="auto, cpu or cuda:N",
+    )
+    model_dtype: str = _setting(
+        "auto",
+        "The number format of a `transformers` model.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    model_price: str = _setting(
+        "",
+        "What a million tokens of the model cost, read and written, such as `0.25/2`: for `budgetCost` and the record.",
+        pattern=r"(\d+(\.\d+)?/\d+(\.\d+)?)?",
+        pattern_says="two numbers such as 0.25/2",
+    )
+    budget_tokens: int = _setting(
+        200_000, "How many tokens, read and written, a model may use in one optimisation.", minimum=1, maximum=1 << 40
+    )
+    budget_cost: float = _setting(
+        0.0, "What a model may cost in one optimisation, in the money of `modelPrice`. 0: no limit.", minimum=0
+    )
     nvcc_path: str = _setting(
         "",
         "The nvcc to use. Empty: the one on PATH, then CUDA_HOME, then /usr/local/cuda, then Python packages.",

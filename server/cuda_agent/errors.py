@@ -15,6 +15,8 @@ CudaAgentError                 exit code 2 unless a class says otherwise
 │   ├── WorkerDied                 the worker crashed or was killed; the candidate is quarantined
 │   ├── DeadlineExceeded           a job ran past its deadline and its worker was killed
 │   └── Unsupported                the device cannot run this kernel (textures, inline PTX …): "could not decide"
+├── ModelError                     the language model cannot be reached, refuses, or broke off
+│   └── ContextOverflow            more messages than the model's context holds
 ├── RuleRefused                    a rewrite rule is not legal here; carries the reason shown to the person
 ├── Cancelled                      the person stopped the job; the best so far is kept
 └── Untrusted                      the workspace is not trusted: nothing is compiled or run
@@ -81,6 +83,12 @@ class DeadlineExceeded(WorkerDied): ...
 
 
 class Unsupported(DeviceError): ...
+
+
+class ModelError(CudaAgentError): ...
+
+
+class ContextOverflow(ModelError): ...
 
 
 class RuleRefused(CudaAgentError): ...
