@@ -133,6 +133,15 @@ def _parser() -> _Parser:
     optimize.add_argument(
         "--candidates", type=int, metavar="N", help="candidates to judge at most for each kernel (default 200)"
     )
+    optimize.add_argument(
+        "--policy",
+        choices=("auto", "search", "model", "mixed"),
+        help="the rules, a language model, or both in turn",
+    )
+    optimize.add_argument(
+        "--model", metavar="SPEC", help="endpoint:NAME@URL, transformers:PATH or hub id (docs/configuration.md)"
+    )
+    optimize.add_argument("--tokens", type=int, metavar="N", help="that a model may use for each kernel")
     optimize.add_argument("--fresh", action="store_true", help="use nothing that an earlier search found")
     optimize.add_argument("--apply", action="store_true", help="write the verified edits into the file")
     html(optimize, "the evidence of every kernel that was made faster")
@@ -216,7 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settle(arguments: argparse.Namespace) -> None:
     """Take the settings, and fill in from them the flags that were not given. Raises UsageError."""
-    settings = config.parse(config.from_words(arguments.set), DEFAULTS)
+    flags = {"policy": "policy", "model": "model", "tokens": "budgetTokens"}
+    given = {name: getattr(arguments, flag, None) for flag, name in flags.items()}
+    settings = config.parse(given, config.parse(config.from_words(arguments.set), DEFAULTS))
     config.use(settings)
     filled = {
         "device": settings.device,
@@ -468,6 +479,7 @@ def _bench(arguments: argparse.Namespace, progress: Progress, stop: threading.Ev
 
 def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent.agent.loop import Request, optimize
+    from cuda_agent.agent.policies.chosen import chosen, limits
     from cuda_agent.agent.program import optimize_all, together
     from cuda_agent.report import outcome_json, outcomes_table, show_outcome
 
@@ -480,14 +492,17 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
         trajectory=arguments.trajectory,
         options=_options(arguments),
         fresh=arguments.fresh,
+        **limits(config.current()),
         **_command(arguments),
     )
     whole = None
-    if arguments.kernel:
-        outcomes = [optimize(request, on_event=progress.event, cancelled=stop.is_set)]
-    else:
-        outcomes = optimize_all(request, everything=arguments.all, on_event=progress.event, cancelled=stop.is_set)
-        whole = together(request, outcomes)
+    watch: dict[str, Any] = {"on_event": progress.event, "cancelled": stop.is_set}
+    with chosen(config.current()) as policy:
+        if arguments.kernel:
+            outcomes = [optimize(request, policy=policy(), **watch)]
+        else:
+            outcomes = optimize_all(request, everything=arguments.all, policy=policy, **watch)
+            whole = together(request, outcomes)
     progress.close()
     best = _best(outcomes)
     won = [outcome for outcome in outcomes if outcome.status == "verified" and outcome.evidence]

@@ -285,6 +285,7 @@ class Candidate:
     assumptions: tuple[Assumption, ...] = ()
     parent: str | None = None  # id of the candidate it was made from
     id: str = ""  # sha256 of the text, first 12 digits
+    reason: str = ""  # one sentence of who made it: why this should be faster
 
 
 # ---------------------------------------------------------------- judgement

@@ -1,4 +1,4 @@
-"""What a search may spend: seconds of wall time and candidates judged."""
+"""What a search may spend: seconds of wall time, candidates judged, and a model's tokens and money."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ class Budget:
     started: float = field(default_factory=time.monotonic)
     tried: int = 0
     reserve: float = 0.0
+    tokens: int = 0  # 0: no limit
+    cost: float = 0.0  # in the money of `price`; 0: no limit
+    price: tuple[float, float] = (0.0, 0.0)  # of a million tokens, read and written
+    read: int = 0  # tokens
+    written: int = 0  # tokens
 
     @property
     def spent(self) -> float:
@@ -31,11 +36,31 @@ class Budget:
         return self.left - min(self.reserve, self.seconds / 2)
 
     @property
+    def used(self) -> int:
+        """Tokens, read and written."""
+        return self.read + self.written
+
+    @property
+    def paid(self) -> float:
+        return (self.read * self.price[0] + self.written * self.price[1]) / 1e6
+
+    @property
     def exhausted(self) -> bool:
+        return self.over or self.silent
+
+    @property
+    def over(self) -> bool:
+        """Nothing more may be judged."""
         return self.to_try <= 0 or self.tried >= self.candidates
+
+    @property
+    def silent(self) -> bool:
+        """The model may not be asked any more."""
+        return (0 < self.tokens <= self.used) or (0 < self.cost <= self.paid)
 
     @property
     def share(self) -> float:
         """How much of the budget for trying is gone, 0 to 1: the progress bar."""
         whole = self.seconds - min(self.reserve, self.seconds / 2)
-        return min(1.0, max(self.spent / whole, self.tried / max(1, self.candidates)))
+        asked = self.used / self.tokens if self.tokens else 0.0
+        return min(1.0, max(self.spent / whole, self.tried / max(1, self.candidates), asked))

@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cuda_agent.device import Device
 from cuda_agent.errors import CompileError, CudaAgentError, Unsupported
@@ -17,7 +18,13 @@ from cuda_agent.model import Binary, Build, Candidate
 WORKERS = 16
 SPARE = 4  # with fewer cores nothing is compiled on a guess
 
-Compiled = tuple[Binary | None, str]  # the binary, or why there is none
+
+class Compiled(NamedTuple):
+    """The binary, or why there is none, and what the compiler said."""
+
+    binary: Binary | None
+    note: str = ""
+    log: str = ""
 
 
 @dataclass
@@ -39,7 +46,7 @@ class Compiler:
             try:
                 yield candidate, future.result()
             except CancelledError:
-                yield candidate, (None, "stopped")
+                yield candidate, Compiled(None, "stopped")
 
     def guess(self, make: Callable[[], Iterable[Candidate]]) -> None:
         """Make candidates and compile them in the background. Whatever goes wrong shows when they are wanted."""
@@ -63,15 +70,15 @@ class Compiler:
 
     def _compile(self, candidate: Candidate) -> Compiled:
         if self.stopped():
-            return None, "stopped"
+            return Compiled(None, "stopped")
         untrusted = candidate.origin.startswith("model")
         try:
-            return self.device.compile(self.build, candidate.text, untrusted=untrusted), ""
+            return Compiled(self.device.compile(self.build, candidate.text, untrusted=untrusted))
         except CompileError as error:
-            line = first_line(error.diagnostics or str(error))
-            return None, f"does not compile: {line.replace(f'{self.folder}{os.sep}', '')}"
+            log = (error.diagnostics or str(error)).replace(f"{self.folder}{os.sep}", "")
+            return Compiled(None, f"does not compile: {first_line(log)}", log)
         except Unsupported as error:
-            return None, str(error)
+            return Compiled(None, str(error))
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """A search's events in words. `candidate` and `trying` events, and the phases between them, carry the numbers of their
-moment: `tried`, `best` ("1.83× by row-per-warp(lanes=32)") and `left_s`."""
+moment: `tried`, `best` ("1.83× by row-per-warp(lanes=32)") and `left_s`; a model's also `tokens` and `cost`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def numbers(event: Mapping[str, Any], best: bool = True) -> str:
     parts = [f"{event['tried']} tried"]
     if best and event.get("best"):
         parts.append(f"best {event['best']}")
+    if event.get("tokens"):
+        parts.append(f"{event['tokens'] / 1000:.1f}k tokens" + (f", {event['cost']:.2f}" if event.get("cost") else ""))
     return " · ".join([*parts, f"{event['left_s']:.0f} s left"])
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from cuda_agent import judge
 from cuda_agent.agent.budget import Budget
-from cuda_agent.agent.compiler import compiler
+from cuda_agent.agent.compiler import Compiled, compiler
 from cuda_agent.agent.finalists import Finalists
 from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
@@ -28,11 +28,11 @@ from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
 from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import Cancelled, DeviceError, SourceError
+from cuda_agent.errors import Cancelled, DeviceError, ModelError, SourceError
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
-from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.model import Binary, Build, Candidate, Facts, GateResult, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
@@ -56,6 +56,9 @@ class Request:
     device: str = "auto"
     budget_s: float = 300.0  # the full verdict included; the program's own run for inputs is not
     max_candidates: int = 200
+    max_tokens: int = 0  # of a model; 0: no limit
+    max_cost: float = 0.0  # of a model, in the money of `price`; 0: no limit
+    price: tuple[float, float] = (0.0, 0.0)  # of a million tokens, read and written
     args: tuple[str, ...] = ()
     run_command: tuple[str, ...] | None = None
     trajectory: Path | None = None
@@ -100,7 +103,7 @@ def optimize(
     text = request.text if request.text is not None else read_source(request.path)
     module = parse_module(Document(str(request.path), text))
     build = find_build(request.path)
-    with opened(request.device, device) as dev:
+    with opened(request.device, device, untrusted=asks_model(policy)) as dev:
         if workload is None:
             say({"event": "phase", "message": f"looking for inputs for {dev.spec}", "percentage": 2})
             workload = find_or_make(
@@ -123,12 +126,17 @@ def optimize(
 
 
 @contextmanager
-def opened(name: str, device: Device | None) -> Iterator[Device]:
+def opened(name: str, device: Device | None, *, untrusted: bool = False) -> Iterator[Device]:
     if device is not None:
         yield device
         return
-    with open_device(name, start=False) as found:
+    with open_device(name, untrusted=untrusted, start=False) as found:
         yield found
+
+
+def asks_model(policy: Policy | None) -> bool:
+    """Candidates may be a model's: they are run in the sandbox too."""
+    return policy is not None and policy.name.startswith(("model:", "mixed:"))
 
 
 class _Search:
@@ -147,10 +155,23 @@ class _Search:
     ) -> None:
         self.request, self.device, self.build, self.text = request, device, build, text
         self.kernel, self.workload, self.say, self.stop = kernel, workload, say, stop
-        self.budget = Budget(request.budget_s, request.max_candidates)
+        self.budget = Budget(
+            request.budget_s,
+            request.max_candidates,
+            tokens=request.max_tokens,
+            cost=request.max_cost,
+            price=request.price,
+        )
         self.trajectory = Trajectory(request.trajectory, request.path.parent)
         self.memory = Memory(device, build, workload, text, request.options, request.fresh)
-        self.state = State(self._context, self.budget)
+        self.state = State(
+            self._context,
+            self.budget,
+            binary_of=self._binary,
+            say=self._doing,
+            record=self.trajectory.append,
+            cancelled=stop,
+        )
         module = parse_module(Document(str(request.path), text))
         self.limiting = Limiting(device, build, workload, module, request.options, stop)
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
@@ -158,6 +179,7 @@ class _Search:
         self._refused: list[Candidate] = []  # by the full judge
         self._complete = False  # the policy has nothing more to propose
         self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
+        self._broke = ""  # why the policy could not go on
 
     # ------------------------------------------------------------ the loop
 
@@ -171,7 +193,7 @@ class _Search:
             return self._again(known, name)
         self._marks[self._fingerprint(self.original, None)] = None
         try:
-            limit = self.limiting.ask()
+            limit = self.state.limit = self.limiting.ask()
             if limit is not None:
                 self.say({"event": "phase", "message": f"{limit.kind}: {limit.text}", "percentage": 5, **self._live()})
             policy = policy or Search(rule_order(limit))
@@ -202,31 +224,60 @@ class _Search:
         state = self.state
         with compiler(self.device, self.build, self.request.path.parent, self.stop) as compiling:
             while not (self.budget.exhausted or self._hopeless):
-                proposals = list(policy.propose(state))
-                if not proposals:
-                    self._complete = True
+                try:
+                    proposals = list(policy.propose(state))
+                except ModelError as error:
+                    if not state.steps:
+                        raise
+                    self._broke = str(error)
+                    self._doing(self._broke)
                     return
+                if not proposals:
+                    self._complete = not self.budget.exhausted
+                    return
+                proposals = list(filter(self._allowed, proposals))
+                if not proposals:
+                    continue
                 words = f"compiling {len(proposals)} candidates"
                 self.say({"event": "phase", "message": words, "percentage": self._percent(), **self._live()})
-                for candidate, (binary, note) in compiling.compiled(proposals):
-                    if self.budget.exhausted or self._hopeless:
+                for candidate, made in compiling.compiled(proposals):
+                    if self.budget.over or self._hopeless:
                         return
                     best = state.best
-                    step = self._judge(candidate, binary, note)
-                    state.steps.append(step)
-                    self.trajectory.candidate(step)
-                    self.say(self._describe(step))
+                    step = self._judge(candidate, made)
+                    self._seen(step)
                     if state.best is not best and state.best is step:
                         compiling.guess(partial(self._ahead, policy, candidate))
+
+    def _allowed(self, candidate: Candidate) -> bool:
+        """Text from a model is compiled only when the edit policy lets it."""
+        if not candidate.origin.startswith("model"):
+            return True
+        gate = self._asked_policy(candidate)
+        if gate.status == "pass":
+            return True
+        self.budget.tried += 1
+        verdict = Verdict("rejected", "none", (gate,), "none")
+        self._seen(Step(candidate, verdict, None, why_rejected(verdict), at=self.budget.spent))
+        return False
+
+    def _asked_policy(self, candidate: Candidate) -> GateResult:
+        return judge.edit_policy(self.device, self.build, self.workload, self.text, candidate, self.request.options)
+
+    def _seen(self, step: Step) -> None:
+        self.state.steps.append(step)
+        self.trajectory.candidate(step)
+        self.say(self._describe(step))
 
     def _ahead(self, policy: Policy, candidate: Candidate) -> Sequence[Candidate]:
         return policy.ahead(self._context(candidate))
 
-    def _judge(self, candidate: Candidate, binary: Binary | None, note: str) -> Step:
+    def _judge(self, candidate: Candidate, made: Compiled) -> Step:
         if self.stop():
             raise Cancelled("stopped by the person")
+        binary = made.binary
         if binary is None:
-            return Step(candidate, None, None, note, at=self.budget.spent)
+            return Step(candidate, None, None, made.note, at=self.budget.spent, log=made.log)
         mark = self._fingerprint(binary, candidate)
         if mark in self._marks:
             return self._twin(candidate, self._marks[mark])
@@ -325,7 +376,7 @@ class _Search:
     def _fully(self, candidate: Candidate) -> Verdict:
         message = f"full verdict on {short(candidate)}"
         self.say({"event": "phase", "message": message, "percentage": 92, **self._live()})
-        binary = self.device.compile(self.build, candidate.text, untrusted=candidate.origin.startswith("model"))
+        binary = self._binary(candidate)
         key = self.memory.key("full", candidate, self.original, binary)
         verdict = self.memory.verdict(key)
         if verdict is None:
@@ -349,6 +400,8 @@ class _Search:
         wrong = [verdict for _, verdict in refused if verdict.status == "rejected"]
         if wrong:
             message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"
+        if self._broke:
+            message += f"; {self._broke}"
         left = self.limiting.left(None, None, self.state.steps)
         return self._ended("nothing", f"{message}{f': {left}' if left else ''}", left=left)
 
@@ -422,12 +475,17 @@ class _Search:
             self.device.info,
             original=self.text,
             base=candidate,
-            facts=self._facts(candidate.text if candidate else self.text),
+            facts=self._facts(candidate),
         )
 
-    def _facts(self, text: str) -> Facts | None:
-        """What the compiler made of the kernel of a text that was compiled before; the emulator's counts nothing."""
-        binary = self.device.compile(self.build, text)
+    def _binary(self, candidate: Candidate | None) -> Binary:
+        if candidate is None:
+            return self.original
+        return self.device.compile(self.build, candidate.text, untrusted=candidate.origin.startswith("model"))
+
+    def _facts(self, candidate: Candidate | None) -> Facts | None:
+        """What the compiler made of the kernel; the emulator's counts nothing."""
+        binary = self._binary(candidate)
         found = names.match(list(binary.kernels), self.workload.launches[0].mangled)
         return binary.kernels[found] if found and binary.kind == "cubin" else None
 
@@ -457,10 +515,15 @@ class _Search:
     def _worth(self) -> float:
         return 1.0 if self.device.kind == "emulator" else WORTH
 
+    def _doing(self, message: str) -> None:
+        self.say({"event": "phase", "message": message, "percentage": self._percent(), **self._live()})
+
     def _live(self) -> dict[str, Any]:
-        """The numbers of this moment: candidates judged, the best so far, seconds left."""
+        """The numbers of this moment: candidates judged, the best so far, seconds left; a model's tokens and money."""
         best = self.state.best
+        asked = {"tokens": self.budget.used, "cost": self.budget.paid} if self.budget.used else {}
         return {
+            **asked,
             "search": self.kernel.name,
             "tried": self.budget.tried,
             "best": f"{self._gain(best)} by {short(best.candidate)}" if best and self._better(best) else None,

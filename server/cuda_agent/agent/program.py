@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cuda_agent.agent.loop import OnEvent, Outcome, Request, opened, optimize
+from cuda_agent.agent.loop import OnEvent, Outcome, Request, asks_model, opened, optimize
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import Policy
-from cuda_agent.agent.policies.search import Search
 from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
 from cuda_agent.inputs import find_or_make_all, read_source
@@ -35,7 +34,7 @@ def optimize_all(
     on_event: OnEvent | None = None,
     cancelled: Callable[[], bool] | None = None,
     device: Device | None = None,
-    policy: Callable[[], Policy] = Search,
+    policy: Callable[[], Policy | None] = lambda: None,
 ) -> list[Outcome]:
     """Every captured kernel of the file that has a definition in it, one search each, the most costly first. Each gets
     its part of what is left of the budget: half of it shared equally, half by cost. Without `everything` kernels that
@@ -48,7 +47,7 @@ def optimize_all(
     module = parse_module(Document(str(request.path), text))
     build = find_build(request.path)
     outcomes: list[Outcome] = []
-    with opened(request.device, device) as dev:
+    with opened(request.device, device, untrusted=asks_model(policy())) as dev:
         workloads = find_or_make_all(
             request.path,
             module,

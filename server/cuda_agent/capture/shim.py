@@ -73,9 +73,10 @@ def install(
     text.write_text(f"#!/bin/sh\n# cuda-agent: records this command line, then compiles\n{command}\n")
     # Linux runs no file that is open for writing, and a process that another thread starts just now holds a copy of
     # every file we have open until it execs ("Text file busy"). So a process of its own writes what will be run.
-    copied = subprocess.run(["cp", str(text), str(nvcc)], capture_output=True, text=True, check=False)
+    copy = [sys.executable, "-ISc", "import shutil, sys; shutil.copyfile(*sys.argv[1:])", str(text), str(nvcc)]
+    copied = subprocess.run(copy, capture_output=True, text=True, check=False)
     if copied.returncode != 0:
-        raise OSError(f"cannot write {nvcc}: {copied.stderr.strip()}")
+        raise OSError(f"cannot write {nvcc}: {copied.stderr.strip()[-200:]}")
     nvcc.chmod(0o755)
     environment = {
         "PATH": f"{bin_}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

@@ -39,6 +39,7 @@ def facts(ask: FactsOf, report: Report) -> Any:
 
 def optimize(ask: Optimize, report: Report) -> Any:
     from cuda_agent.agent import loop
+    from cuda_agent.agent.policies.chosen import chosen, limits
 
     settings = ask.settings
     request = loop.Request(
@@ -48,11 +49,13 @@ def optimize(ask: Optimize, report: Report) -> Any:
         settings.device,
         settings.budget_seconds,
         settings.budget_candidates,
-        _settled(ask, report),
+        args=_settled(ask, report),
         trajectory=_trajectory(ask.kernel, report),
+        **limits(settings),
     )
     best = _Best(report)
-    outcome = loop.optimize(request, on_event=best.event, cancelled=report.cancelled)
+    with chosen(settings) as policy:
+        outcome = loop.optimize(request, on_event=best.event, cancelled=report.cancelled, policy=policy())
     found = {
         "status": outcome.status,
         "candidate": to_json(outcome.candidate),

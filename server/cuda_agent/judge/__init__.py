@@ -12,13 +12,13 @@ from cuda_agent.judge.evidence import from_json, headline, render_text, to_json
 from cuda_agent.judge.options import JudgeOptions
 
 if TYPE_CHECKING:
-    from cuda_agent.judge.verdict import judge, quick
+    from cuda_agent.judge.verdict import edit_policy, judge, quick
 
-__all__ = ["JudgeOptions", "from_json", "headline", "judge", "quick", "render_text", "to_json"]
+__all__ = ["JudgeOptions", "edit_policy", "from_json", "headline", "judge", "quick", "render_text", "to_json"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("judge", "quick"):
+    if name in ("edit_policy", "judge", "quick"):
         from cuda_agent.judge import verdict
 
         return getattr(verdict, name)

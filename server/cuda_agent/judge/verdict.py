@@ -79,6 +79,13 @@ def quick(
     return _sum_up(case, results, quick=True)
 
 
+def edit_policy(
+    device: Device, build: Build, workload: Workload, original: str, candidate: Candidate, options: JudgeOptions
+) -> GateResult:
+    """G0 alone, which reads texts and compiles nothing: for text that may not be compiled before it passed."""
+    return _check(GATES[0], _case(device, build, workload, original, candidate, options, None, None))
+
+
 def _case(
     device: Device,
     build: Build,

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Protocol
 
 from cuda_agent.agent.budget import Budget
-from cuda_agent.model import Candidate, Verdict
+from cuda_agent.errors import ToolMissing
+from cuda_agent.hints.limits import Limiter
+from cuda_agent.model import Binary, Candidate, Verdict
 from cuda_agent.rewrite import rules_of
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.edits import unified_diff
@@ -30,6 +32,7 @@ class Step:
     note: str = ""
     twin: bool = False  # another text of a judged candidate's machine code: its score, and no verdict of its own
     seconds: float = 0.0  # of the judgement
+    log: str = ""  # what the compiler said, where it refused the text
     at: float = 0.0  # seconds into the search when it was judged
 
     @cached_property
@@ -40,13 +43,23 @@ class Step:
         return len(rules_of(self.candidate.origin)), changed
 
 
+def _no_binary(candidate: Candidate | None) -> Binary:
+    raise ToolMissing("there is no compiler here")
+
+
 @dataclass
 class State:
-    """What a policy sees. `context_of` gives the rewriting context of a candidate (or of the original for None)."""
+    """What a policy sees. `context_of` gives the rewriting context of a candidate (or of the original for None),
+    `binary_of` its compiled module; both raise CompileError for a text that does not compile."""
 
     context_of: Callable[[Candidate | None], Context]
     budget: Budget
     steps: list[Step] = field(default_factory=list)
+    binary_of: Callable[[Candidate | None], Binary] = field(default=_no_binary)
+    limit: Limiter | None = None  # what limits the original, where that is known
+    say: Callable[[str], None] = field(default=lambda message: None)  # progress, for the person
+    record: Callable[..., None] = field(default=lambda step, **fields: None)  # a line of the trajectory
+    cancelled: Callable[[], bool] = field(default=lambda: False)
 
     @property
     def best(self) -> Step | None:
@@ -70,7 +83,9 @@ def choose(steps: Iterable[Step]) -> Step | None:
 class Policy(Protocol):
     name: str
 
-    def propose(self, state: State) -> Sequence[Candidate]: ...
+    def propose(self, state: State) -> Sequence[Candidate]:
+        """The next round. Raises Cancelled, and ModelError, which ends the search: what it found so far stays."""
+        ...
 
     def ahead(self, context: Context) -> Sequence[Candidate]:
         """What would probably be proposed next if this context's candidate stayed the best: compiled while the device

@@ -1,0 +1,36 @@
+"""The mixed policy: the rewrite rules first, then a model, from the best that they found. It never ends below them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cuda_agent.agent.policies import Policy, State
+from cuda_agent.agent.policies.model import ModelPolicy
+from cuda_agent.agent.policies.search import Search
+from cuda_agent.model import Candidate
+from cuda_agent.rewrite.order import rule_order
+from cuda_agent.rewrite.rule import Context
+
+SHARE = 0.5  # of the time and of the candidates, for the rules
+
+
+class Mixed:
+    def __init__(self, model: ModelPolicy) -> None:
+        self._model = model
+        self._now: Policy | None = None
+        self.name = model.name.replace("model:", "mixed:", 1)
+
+    def propose(self, state: State) -> Sequence[Candidate]:
+        if self._now is None:
+            self._now = Search(rule_order(state.limit))
+        if self._now is not self._model:
+            budget = state.budget
+            spent = max(budget.spent / budget.seconds, budget.tried / max(1, budget.candidates))
+            found = self._now.propose(state) if spent < SHARE else []
+            if found:
+                return found
+            self._now = self._model
+        return self._model.propose(state)
+
+    def ahead(self, context: Context) -> Sequence[Candidate]:
+        return self._now.ahead(context) if self._now is not None else []
