@@ -10,44 +10,14 @@ from typing import Any
 import pytest
 
 from cuda_agent.agent.loop import Outcome
-from cuda_agent.agent.models import Call, Limits, Message, Reply, Tool, Usage
+from cuda_agent.agent.models import Message, Reply
 from cuda_agent.agent.policies.mixed import Mixed
 from cuda_agent.agent.policies.model import IDLE, ModelPolicy
 from cuda_agent.errors import ContextOverflow, ModelError
+from scripted_model import Scripted, both, call
 from unit.agent.test_loop import GOOD, ORIGINAL, WRONG, Bench, bench, device, pytestmark
 
 __all__ = ["bench", "device", "pytestmark"]
-
-Line = Reply | Exception | Callable[[Sequence[Message]], Reply]
-
-
-class Scripted:
-    """A model that says these lines, then gives up."""
-
-    name = "scripted"
-
-    def __init__(self, *lines: Line, context: int = 0) -> None:
-        self.lines, self.context = list(lines), context
-        self.seen: list[list[Message]] = []
-        self.limits: list[Limits] = []
-
-    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], limits: Limits) -> Reply:
-        self.seen.append(list(messages))
-        self.limits.append(limits)
-        line = self.lines.pop(0) if self.lines else call("give_up", reason="nothing left")
-        if isinstance(line, Exception):
-            raise line
-        return line(messages) if callable(line) else line
-
-    def close(self) -> None: ...
-
-
-def call(name: str, /, **arguments: Any) -> Reply:
-    return Reply("", (Call(name, arguments, f"id-{name}"),), Usage(100, 10))
-
-
-def both(*replies: Reply) -> Reply:
-    return Reply("", tuple(call for reply in replies for call in reply.calls))
 
 
 def kernel(text: str) -> Reply:
@@ -282,6 +252,16 @@ def test_mixed_begins_with_the_rules_and_goes_on_from_their_best(bench: Bench) -
     assert outcome.candidate is not None
     assert outcome.candidate.origin.startswith("model:scripted")
     assert "Tried so far:" in model.seen[0][-1].text
+
+
+def test_mixed_beats_the_rules_where_they_find_nothing(bench: Bench) -> None:
+    """No rule sees that the 33 is needless."""
+    rules = bench.run(None)  # type: ignore[arg-type]
+    model = Scripted(call("edit", old="i * 33 % n", new="i", why="coalesced"), call("verify"), call("submit"))
+    mixed = bench.run(Mixed(ModelPolicy(model, from_best=True)))  # type: ignore[arg-type]
+    assert mixed.verdict is not None
+    before = rules.verdict.traffic["sectors_after"] if rules.verdict else mixed.verdict.traffic["sectors_before"]
+    assert mixed.verdict.traffic["sectors_after"] < before / 4
 
 
 def test_mixed_never_ends_below_the_rules(bench: Bench) -> None:
