@@ -22,7 +22,7 @@ from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Arg, Binary, Build, Candidate, Verdict, Workload
 
 ALIGNED = 256  # bytes: what allocations are aligned to
-SOURCES = (".py", ".h", ".hpp", ".cpp", ".cu", ".S")
+SOURCES = (".py", ".md", ".h", ".hpp", ".cpp", ".cu", ".S")
 
 
 @lru_cache(1)
