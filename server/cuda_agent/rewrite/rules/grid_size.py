@@ -64,7 +64,7 @@ def strides_by_grid(context: Context) -> bool:
     """gridDim.x is used, and only inside loop updates or in variables that only loop updates use. A loop may stand in a
     macro of the file, `#define KERNEL_LOOP(i, n) for (…)`."""
     uses = [n for n in syntax.of_type(context.body, "identifier") if text(n) == "gridDim"]
-    macros = [_macro(context, n) for n in syntax.of_type(context.body, "function_definition")]
+    macros = [loop_macro(context, n) for n in syntax.of_type(context.body, "function_definition")]
     if not all(macros) or not (uses or macros):
         return False
     if re.search(r"gridDim\.[yz]|grid\.sync|cooperative_groups::this_grid", text(context.body)):
@@ -108,7 +108,7 @@ def _only_starts(context: Context) -> bool:
     )
 
 
-def _macro(context: Context, node: Node) -> bool:
+def loop_macro(context: Context, node: Node) -> bool:
     """`KERNEL_LOOP(i, n) { … }` (a function's definition to the parser), where the macro is a loop over the grid."""
     declarator = node.child_by_field_name("declarator")
     name = re.match(r"\w+", text(declarator)) if declarator is not None else None
