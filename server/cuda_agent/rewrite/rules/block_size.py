@@ -37,6 +37,7 @@ from cuda_agent.source.tree import ancestors, arguments, callee, strip_parens
 _SIZES = (1024, 512, 256, 128, 64)
 _RESIDENT = 2048  # threads of a multiprocessor
 _BLOCKS = 32  # of a multiprocessor
+_USUAL = 256
 _OF_A_WARP = re.compile(r"__shfl|__ballot|__any|__all|__match|\bcub\b|cooperative_groups|\bcg::|warpSize|\basm\b")
 _WHOLE_BLOCK = re.compile(r"block.*(?:reduce|sum|max|min|scan)|(?:reduce|sum|max|min|scan).*block", re.IGNORECASE)
 _DRAWS = 5
@@ -88,8 +89,7 @@ class BlockSize(Rule):
 
 
 def _sizes(context: Context) -> list[int]:
-    """Block sizes, the smallest with which the launch fills a multiprocessor first, then those beside it; where it
-    does so as it is, those beside its own."""
+    """Block sizes: of `_USUAL` threads, or as many more as it takes to fill a multiprocessor, then those beside it."""
     sms = context.device.sms if context.device else 132
     at_once = min(_BLOCKS, *(-(-s.blocks // sms) for s in context.shapes))
 
@@ -97,9 +97,7 @@ def _sizes(context: Context) -> list[int]:
         return min(at_once, _RESIDENT // size) * size >= _RESIDENT
 
     current = {s.threads for s in context.shapes}
-    middle = min((s for s in _SIZES if fills(s)), default=_SIZES[0])
-    if len(current) == 1 and fills(min(current)):
-        middle = min(current)
+    middle = max(_USUAL, min((s for s in _SIZES if fills(s)), default=_SIZES[0]))
     registers = context.facts.registers if context.facts is not None else 0
     fitting = [s for s in _SIZES if s * registers <= _REGISTERS and current != {s}]
     return sorted(fitting, key=lambda s: (max(s, middle) // min(s, middle), -s))
