@@ -26,6 +26,7 @@ FULL = 0.8  # of the peak bandwidth: a copy reaches about nine tenths, and bytes
 SHORTEST_US = 2.5  # an empty launch takes about 2 µs on current GPUs
 SEEN = 1.25  # a factor below this explains nothing
 ENOUGH_WARPS = 16  # resident on an SM: with fewer, independent instructions must hide the latency of memory
+SOME_ATOMICS = 0.02  # of the accesses to memory: fewer explain nothing, one a block least of all
 ALWAYS = 1.02  # more than all the bytes in that time: the estimate of the bytes is wrong
 
 
@@ -113,8 +114,8 @@ def limiter(work: Work, machine: Machine) -> Limiter | None:
         factor, kind, text = found
         return Limiter(kind, text + (f" ({at})" if at else ""), headroom or factor, measured, share)
     if measured:
-        kind = "atomics" if work.atomics else "issue"
-        why = "atomics" if work.atomics else "instructions, or waiting for their results,"
+        kind = "atomics" if work.atomics and _share(work.counts) >= SOME_ATOMICS else "issue"
+        why = "atomics" if kind == "atomics" else "instructions, or waiting for their results,"
         return Limiter(kind, f"{at}{': ' if at else ''}{why} limit it", headroom, measured, share)
     if work.bytes and machine.bandwidth_gbs:
         return Limiter("bandwidth", _floor_text(work, machine), 1.0)
@@ -132,6 +133,12 @@ def reached(work: Work, machine: Machine) -> float | None:
         if 0 < share <= ALWAYS:
             return share
     return None
+
+
+def _share(counts: Mapping[str, float]) -> float:
+    """The share of the accesses to global memory that are atomics; 1 where nothing was counted."""
+    requests = counts.get("requests", 0)
+    return counts.get("atomics", 0) / requests if requests else 1.0
 
 
 def _us(count: int, machine: Machine) -> float:

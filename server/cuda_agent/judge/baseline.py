@@ -214,6 +214,8 @@ def _roles(case: Case, index: int, replayed: _Replayed) -> dict[str, Any]:
     slots = case.slots(index)
     writable = [number for number, slot in enumerate(slots) if slot.writable]
     tried = [number for number in writable if slots[number].dtype in numeric.RULE or replayed.changed[number]]
+    if not tried and not any(replayed.changed):
+        tried = writable
     tried = [number for number in tried if case.launches[index].buffers[number].size >= SIZES[slots[number].dtype]]
     answer = _try(case, index, replayed, tried)
     if answer is None and len(tried) > 1:

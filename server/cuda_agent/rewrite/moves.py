@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Candidate
@@ -19,11 +19,12 @@ from cuda_agent.rewrite.rules import RULES
 @dataclass(frozen=True, slots=True)
 class Move:
     """`place` counts the rule's places in a kernel from 0, in its own order; `label` has the parameters:
-    `unroll(factor=8)`."""
+    `unroll(factor=8)`. `minor`: see `rule.Site`."""
 
     rule: str
     place: int
     label: str
+    minor: bool = field(default=False, compare=False)
 
 
 Recipe = tuple[Move, ...]
@@ -47,7 +48,7 @@ def of_rule(rule: Rule, context: Context) -> Iterator[tuple[Move, Candidate]]:
         for site in rule.sites(context):
             if site.span not in places:
                 places.append(site.span)
-            move = Move(rule.name, places.index(site.span), site.label)
+            move = Move(rule.name, places.index(site.span), site.label, site.minor)
             try:
                 yield move, rule.apply(context, site)
             except RuleRefused:

@@ -198,6 +198,7 @@ class Site:
     span: Span
     params: Mapping[str, Any] = field(default_factory=dict)
     nodes: Mapping[str, Any] = field(default_factory=dict)  # what the rule found there, for itself
+    minor: bool = False  # alone it hardly ever gives anything: others go first
 
     @property
     def label(self) -> str:

@@ -25,6 +25,7 @@ class World:
 
     gains: Mapping[str, Sequence[float | None]]
     pairs: Mapping[frozenset[str], float] = field(default_factory=dict)
+    minor: str = ""  # the rules that hardly ever give anything alone
     judged: list[str] = field(default_factory=list)
 
     def moves(self, context: Any) -> Iterator[tuple[Move, Candidate]]:
@@ -34,7 +35,8 @@ class World:
             if rule not in {name[0] for name in before}:
                 for number in range(len(gains)):
                     label = f"{rule}(n={number})"
-                    yield Move(rule, 0, label), made("+".join([*before, label]), base.id if base else None)
+                    candidate = made("+".join([*before, label]), base.id if base else None)
+                    yield Move(rule, 0, label, rule in self.minor), candidate
 
     def replay(self, recipe: Recipe, context_of: Any) -> Candidate | None:
         found: Candidate | None = None
@@ -135,6 +137,24 @@ def test_the_order_of_the_limits_goes_first(world: Any) -> None:
     found = world({"a": [1.1], "b": [1.2], "c": [1.3]})
     found.search(order=["c", "b"])
     assert found.judged[:3] == ["c(n=0)", "b(n=0)", "a(n=0)"]
+
+
+def test_what_hardly_gives_anything_alone_waits_for_the_others(world: Any) -> None:
+    """First what promises more and what is built of it; then the rest, and on the best what gave something."""
+    found = world({"a": [1.01], "b": [2.0], "c": [1.5], "d": [1.0]})
+    found.minor = "ad"
+    state = found.search()
+    assert found.judged[:3] == ["b(n=0)", "c(n=0)", "b(n=0)+c(n=0)"]
+    assert found.judged[3:5] == ["a(n=0)", "d(n=0)"]
+    assert found.judged[5] == "b(n=0)+c(n=0)+a(n=0)"
+    assert chosen(state) == "b(n=0)+c(n=0)+a(n=0)"
+
+
+def test_what_hardly_gives_anything_alone_is_all_there_is(world: Any) -> None:
+    found = world({"a": [1.2], "b": [1.1]})
+    found.minor = "ab"
+    found.search()
+    assert found.judged[:3] == ["a(n=0)", "b(n=0)", "a(n=0)+b(n=0)"]
 
 
 def test_a_twin_takes_no_place_in_the_beam(world: Any) -> None:

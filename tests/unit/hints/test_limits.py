@@ -147,6 +147,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, float, str]]] = {
             "at 25% of memory bandwidth: instructions, or waiting for their results, limit it; up to 4.0× left",
         ),
     ),
+    "one atomic a block explains nothing": (
+        {"us": 400.0, "atomics": True, "counts": {**TRACED, "atomics": 1.0}},
+        ("issue", "at 25% of memory bandwidth: instructions, or waiting for their results, limit it", 4.0, ""),
+    ),
     "nothing but the text's atomics": (
         {"us": 400.0, "atomics": True},
         ("atomics", "at 25% of memory bandwidth: atomics limit it", 4.0, ""),

@@ -4,14 +4,15 @@ whatever is found goes through all of them, and a short budget is spent on what 
 1. singles: every rule alone at every place, with its most promising parameters;
 2. composition: a small beam, the best accepted candidates times the rules that they do not have yet and that gave
    something alone, or could not act alone;
-3. the singles' second parameters;
-4. composition of the best with all other rules: one that gave nothing alone may give something there;
-5. tuning: the numbers of the best (block and grid size, unrolling, elements a thread, …) by coordinate descent, one
+3. the singles that hardly ever give anything by themselves (`Move.minor`);
+4. the singles' second parameters;
+5. composition of the best with all other rules: one that gave nothing alone may give something there;
+6. tuning: the numbers of the best (block and grid size, unrolling, elements a thread, …) by coordinate descent, one
    rule's parameter at a time over all values that the rule lists, until no change gives anything;
-6. minimisation: the chosen candidate without each one of its rules, also those in the middle;
-7. the rest: parameters not tried yet of rules that came near, on the best and alone.
+7. minimisation: the chosen candidate without each one of its rules, also those in the middle;
+8. the rest: parameters not tried yet of rules that came near, on the best and alone.
 
-Without a GPU there are no times, which most numbers are about: 5 and 7 are left out.
+Without a GPU there are no times, which most numbers are about: 6 and 8 are left out.
 
 Coordinate descent, because the lists are short (at most half a dozen legal values a rule, and each rule decides what is
 legal on the text as it is by then) and a search tries tens of configurations, not thousands. Kernel Tuner's strategies
@@ -49,8 +50,9 @@ class Search:
 
     def propose(self, state: State) -> Sequence[Candidate]:
         stages: tuple[Callable[[State], Iterator[Child]], ...] = (
-            lambda state: iter(_first(self._on(state, None), 1)),
+            lambda state: iter(_major(_first(self._on(state, None), 1))),
             self._promising,
+            lambda state: iter(_first(self._on(state, None), 1)),
             lambda state: iter(_first(self._on(state, None), SECOND)),
             self._others,
             *((self._tunings, self._smaller, self._rest) if _timed(state) else (self._smaller,)),
@@ -62,7 +64,7 @@ class Search:
         return []
 
     def ahead(self, context: Context) -> Sequence[Candidate]:
-        return [made for _, made in _first(self._of(context), 1)]
+        return [made for _, made in _major(_first(self._of(context), 1))]
 
     # ------------------------------------------------------------ stages
 
@@ -70,7 +72,8 @@ class Search:
         """One parent a round: what the first one gives decides whether the second still is one."""
         alone = self._alone(state)
         for parent in self._beam(state):
-            children = [child for child in self._below(state, parent) if alone.get(child[0].rule, WORTH) >= WORTH]
+            below = self._below(state, parent)
+            children = [c for c in below if alone.get(c[0].rule, 0.0 if c[0].minor else WORTH) >= WORTH]
             if fresh := _fresh(state, children):
                 yield from sorted(fresh, key=lambda child: -alone.get(child[0].rule, 0.0))
                 return
@@ -180,6 +183,10 @@ def _timed(state: State) -> bool:
 def _fresh(state: State, children: Iterable[Child]) -> list[Child]:
     known = {step.candidate.id for step in state.steps}
     return [child for child in children if child[1].id not in known]
+
+
+def _major(children: Iterable[Child]) -> list[Child]:
+    return [child for child in children if not child[0].minor]
 
 
 def _first(children: Iterable[Child], count: int) -> list[Child]:

@@ -7,6 +7,8 @@ from cuda_agent.rewrite.rules.aggregate_atomics import AggregateAtomics
 from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
 from cuda_agent.rewrite.rules.block_shape import BlockShape
+from cuda_agent.rewrite.rules.block_size import BlockSize
+from cuda_agent.rewrite.rules.block_table import BlockTable
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_block import CoarsenBlock
@@ -42,11 +44,13 @@ RULES: tuple[Rule, ...] = (
     WarpReduce(),
     Tile(),
     PrivateTable(),
+    BlockTable(),
     Stage(),
     Pad(),
     CoarsenBlock(),
     AggregateAtomics(),
     GridSize(),
+    BlockSize(),
     Vectorize(),
     VectorLoop(),
     VectorInner(),

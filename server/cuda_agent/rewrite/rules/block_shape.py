@@ -24,7 +24,9 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import squeeze, text
 
 _ONE = ((64, 1), (128, 1), (256, 1), (512, 1), (32, 1), (1024, 1))
+_ONE_OF_SMALL = ((256, 1), (128, 1), (512, 1), (1024, 1), (64, 1))  # 32 blocks of 32 threads fill half of an SM
 _TWO = ((32, 8), (32, 4), (64, 4), (128, 2), (32, 16), (256, 1))
+_BUSY = 8  # blocks for each multiprocessor
 _BLOCK_WIDE = re.compile(r"__syncthreads|__shared__|\bblock\.sync|\bcg::sync|\bcub::Block|grid\.sync|asm\b")
 
 
@@ -40,9 +42,14 @@ class BlockShape(Rule):
         if any(b[2] != 1 for b in current) or (axes == {"x"} and any(b[1] != 1 for b in current)):
             return
         bound = _bound(context)
-        for x, y in _ONE if axes == {"x"} else _TWO:
+        small = all(s.threads < 128 for s in context.shapes)
+        # Blocks of 128 and more that keep every multiprocessor busy are rarely better of another size.
+        sms = context.device.sms if context.device else 132
+        minor = axes == {"x"} and not small and all(s.blocks >= _BUSY * sms for s in context.shapes)
+        for x, y in _TWO if axes != {"x"} else _ONE_OF_SMALL if small else _ONE:
             if current != {(x, y, 1)} and x * y <= bound:
-                yield Site(self.name, context.kernel.name_span, {"x": x} if axes == {"x"} else {"x": x, "y": y})
+                params = {"x": x} if axes == {"x"} else {"x": x, "y": y}
+                yield Site(self.name, context.kernel.name_span, params, minor=minor)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         x, y = site.params["x"], site.params.get("y", 1)

@@ -12,6 +12,7 @@ class "reassociated"; else bit-exact.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -23,7 +24,7 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import squeeze, text
 
 _DIVISORS = tuple(2**i for i in range(1, 13))
-_LARGEST = 4  # that leave a block to every multiprocessor
+_TRIED = 6  # those first that leave about as many blocks as can be resident
 
 BLOCKS_PER_SM = 8  # as many as can be resident with 256 threads each
 
@@ -39,7 +40,7 @@ class GridSize(Rule):
         per_launch = min(s.blocks for s in context.shapes)
         sms = context.device.sms if context.device else 132
         fitting = [k for k in _DIVISORS if blocks // k >= 1 and per_launch // k >= sms]
-        for k in [*fitting[:2], *fitting[2:][-_LARGEST:]]:
+        for k in sorted(fitting, key=lambda k: abs(math.log(per_launch / k / (BLOCKS_PER_SM * sms))))[:_TRIED]:
             yield Site(self.name, context.kernel.name_span, {"divide": k})
         if per_launch < BLOCKS_PER_SM * sms and _only_starts(context):
             for k in (2, 4, 8, 16):
@@ -64,7 +65,7 @@ def strides_by_grid(context: Context) -> bool:
     """gridDim.x is used, and only inside loop updates or in variables that only loop updates use. A loop may stand in a
     macro of the file, `#define KERNEL_LOOP(i, n) for (…)`."""
     uses = [n for n in syntax.of_type(context.body, "identifier") if text(n) == "gridDim"]
-    macros = [_macro(context, n) for n in syntax.of_type(context.body, "function_definition")]
+    macros = [loop_macro(context, n) for n in syntax.of_type(context.body, "function_definition")]
     if not all(macros) or not (uses or macros):
         return False
     if re.search(r"gridDim\.[yz]|grid\.sync|cooperative_groups::this_grid", text(context.body)):
@@ -108,7 +109,7 @@ def _only_starts(context: Context) -> bool:
     )
 
 
-def _macro(context: Context, node: Node) -> bool:
+def loop_macro(context: Context, node: Node) -> bool:
     """`KERNEL_LOOP(i, n) { … }` (a function's definition to the parser), where the macro is a loop over the grid."""
     declarator = node.child_by_field_name("declarator")
     name = re.match(r"\w+", text(declarator)) if declarator is not None else None

@@ -48,12 +48,12 @@ class LaunchBounds(Rule):
                 for blocks, _ in steps(context, threads):
                     yield Site(self.name, _before_parenthesis(context), {"blocks": blocks})
             return
-        yield Site(self.name, at, {"threads": threads})
         for blocks, registers in steps(context, threads):
             if len(sizes) == 1:
-                yield Site(self.name, at, {"threads": threads, "blocks": blocks})
+                yield Site(self.name, at, {"threads": threads, "blocks": blocks}, minor=context.facts is None)
             else:
-                yield Site(self.name, at, {"registers": registers})
+                yield Site(self.name, at, {"registers": registers}, minor=context.facts is None)
+        yield Site(self.name, at, {"threads": threads}, minor=True)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         params = site.params

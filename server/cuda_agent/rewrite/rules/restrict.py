@@ -33,7 +33,7 @@ class Restrict(Rule):
             listed += context.module.kernel(context.kernel.id).params
         open_params = [p for p in listed if p.pointer == 1 and not p.restrict]
         if open_params:
-            yield Site(self.name, context.kernel.params_span, {}, {"params": open_params})
+            yield Site(self.name, context.kernel.params_span, {}, {"params": open_params}, minor=True)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         params: list[Param] = site.nodes["params"]

@@ -49,8 +49,9 @@ class StreamHints(Rule):
             return
         span = syntax.span(context.body)
         if stores and loads:
-            yield Site(self.name, span, {"what": "both"}, {"accesses": stores + loads})
-        yield Site(self.name, span, {"what": "stores" if stores else "loads"}, {"accesses": stores or loads})
+            yield Site(self.name, span, {"what": "both"}, {"accesses": stores + loads}, minor=True)
+        what = "stores" if stores else "loads"
+        yield Site(self.name, span, {"what": what}, {"accesses": stores or loads}, minor=True)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         edits = [e for one in site.nodes["accesses"] for e in _hint(one)]

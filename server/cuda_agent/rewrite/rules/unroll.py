@@ -32,7 +32,7 @@ class Unroll(Rule):
             return
         whole = Span(loops[0].start_byte, loops[-1].end_byte)
         for factor in (4, 8, 16):
-            yield Site(self.name, whole, {"factor": factor}, {"loops": loops})
+            yield Site(self.name, whole, {"factor": factor}, {"loops": loops}, minor=True)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         edits = []
