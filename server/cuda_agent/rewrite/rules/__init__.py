@@ -6,6 +6,7 @@ from cuda_agent.rewrite.rule import Rule
 from cuda_agent.rewrite.rules.aggregate_atomics import AggregateAtomics
 from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
+from cuda_agent.rewrite.rules.batch_walk import BatchWalk
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
@@ -15,6 +16,7 @@ from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
+from cuda_agent.rewrite.rules.inline import Inline
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.pad import Pad
 from cuda_agent.rewrite.rules.private_table import PrivateTable
@@ -56,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     Tabulate(),
     Promote(),
     Specialise(),
+    BatchWalk(),
     BatchLoads(),
     Divide(),
     FloatLiterals(),
@@ -64,5 +67,6 @@ RULES: tuple[Rule, ...] = (
     StreamHints(),
     Barrier(),
     LaunchBounds(),
+    Inline(),
     FastMath(),
 )
