@@ -23,6 +23,7 @@ from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
+from cuda_agent.rewrite.rules.share_array import ShareArray
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     WarpReduce(),
     Tile(),
     PrivateTable(),
+    ShareArray(),
     Stage(),
     Pad(),
     CoarsenBlock(),
