@@ -182,7 +182,7 @@ def _chains(context: Context) -> Iterator[tuple[Recipe, Candidate]]:
     for move, made in found:
         yield (move,), made
         if _opening(move):
-            yield from (((move, one), last) for one, last in moves(context.behind(made)) if one.rule not in able)
+            yield from (((move, one), last) for one, last in moves(context.behind(made), able))
 
 
 def _opening(move: Move) -> bool:

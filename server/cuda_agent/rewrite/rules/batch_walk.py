@@ -48,7 +48,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import affine, trips
+from cuda_agent.rewrite.analysis import trips
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.neighbours import Access
 from cuda_agent.rewrite.analysis.strided import has_pragma
@@ -86,12 +86,9 @@ class BatchWalk(Rule):
             raise why
         if not walks:
             return
-        sms = context.device.sms if context.device else 132
-        threads = [math.prod(s.grid) * math.prod(s.block) for s in context.shapes]
-        few = bool(threads) and max(threads) < sms * _FEW
         span = Span(walks[0].loop.node.start_byte, walks[-1].loop.node.end_byte)
-        for elements in (16, 8, 32) if few else (8, 4, 16):
-            long = [w for w in walks if _trips(context, w) >= 2 * elements]
+        for elements in (16, 8, 32) if few_threads(context) else (8, 4, 16):
+            long = [w for w in walks if trips.most(context, w.loop.node, context.numbers) >= 2 * elements]
             if long:
                 yield Site(self.name, span, {"elements": elements}, {"walks": long})
 
@@ -112,13 +109,11 @@ def _counts_down(walk: Walk) -> bool:
     return walk.loop.step == "-1"
 
 
-def _trips(context: Context, walk: Walk) -> float:
-    """The most iterations that a captured launch makes; infinite where that is not known."""
-    counted = affine.induction(context, walk.loop.node)
-    count = trips.of_induction(context, counted) if counted is not None else None
-    numbers = context.numbers or [{}]
-    values = [trips.evaluate(count, n) if count is not None else None for n in numbers]
-    return max((math.inf if v is None else v for v in values), default=math.inf)
+def few_threads(context: Context) -> bool:
+    """Whether every captured launch is so small that a thread may have many registers."""
+    sms = context.device.sms if context.device else 132
+    threads = [math.prod(s.grid) * math.prod(s.block) for s in context.shapes]
+    return bool(threads) and max(threads) < sms * _FEW
 
 
 # ---------------------------------------------------------------- the text
