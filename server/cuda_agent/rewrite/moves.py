@@ -7,7 +7,7 @@ search tunes numbers and makes a diff smaller.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cuda_agent.errors import RuleRefused
@@ -31,11 +31,11 @@ Recipe = tuple[Move, ...]
 ContextOf = Callable[[Candidate | None], Context]
 
 
-def moves(context: Context) -> Iterator[tuple[Move, Candidate]]:
+def moves(context: Context, without: Collection[str] = ()) -> Iterator[tuple[Move, Candidate]]:
     """Every legal move on this text with the candidate that it makes, most promising rules first. A rule acts at most
-    once on the way to a candidate, so that a search ends."""
+    once on the way to a candidate, so that a search ends; those of `without` are not asked."""
     refuse_damaged(context)
-    done = rules_of(context.base.origin) if context.base else ()
+    done = (*without, *(rules_of(context.base.origin) if context.base else ()))
     for rule in RULES:
         if rule.name not in done:
             yield from of_rule(rule, context)

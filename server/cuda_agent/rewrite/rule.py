@@ -77,6 +77,19 @@ class Context:
         first = text if original is None else original
         return cls(module, dispatch.worker(module, module.kernel(kernel)), workload, device, first, base, facts)
 
+    def behind(self, candidate: Candidate) -> Context:
+        """The same kernel in the text of a candidate that was made from this one and has the same machine code."""
+        return Context.make(
+            Path(self.module.document.path),
+            candidate.text,
+            self.kernel.id,
+            self.workload,
+            self.device,
+            original=self.original,
+            base=candidate,
+            facts=self.facts,
+        )
+
     @property
     def code(self) -> str:
         """The kernel's text, with the function that does its work where that is another (see dispatch.py)."""
@@ -221,6 +234,7 @@ class Rule(ABC):
 
     name: str
     number: int
+    opens: bool = False  # gives nothing by itself: it is there for the rules that can act behind it
 
     @abstractmethod
     def sites(self, context: Context) -> Iterator[Site]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from cuda_agent.agent.policies import WORTH, State, Step, choose, search
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.model import Candidate
 from cuda_agent.rewrite import Move, Recipe
+from cuda_agent.rewrite.rule import Context
 
 
 @dataclass
@@ -267,3 +269,35 @@ def test_a_trajectory_on_a_full_disk_ends_alone(caplog: pytest.LogCaptureFixture
     assert trajectory.path is None
     assert "No space left" in caplog.text
     trajectory.append("end")
+
+
+FILTER = """
+__device__ void smooth(float *c, int count)
+{
+    float last = *c;
+    for (int n = 1; n < count; n++) {
+        c++;
+        *c = last = 0.5f * *c + 0.5f * last;
+    }
+}
+
+__global__ void rows(float *x, int rows, int cols)
+{
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows)
+        smooth(x + row * cols, cols);
+}
+"""
+
+
+def test_what_only_opens_the_way_is_tried_with_what_follows() -> None:
+    def context_of(base: Candidate | None) -> Context:
+        text = base.text if base is not None else FILTER
+        return Context.make(Path("a.cu"), text, "rows", original=FILTER, base=base)
+
+    policy = search.Search()
+    state = State(context_of, Budget())
+    first = [one.origin for one in policy.propose(state)]
+    walk = next(origin for origin in first if "batch-walk" in origin)
+    assert walk.startswith("rule:inline(function=smooth)+batch-walk(")
+    assert not any(origin.endswith("inline(function=smooth)") for origin in first)

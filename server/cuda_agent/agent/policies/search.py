@@ -1,7 +1,8 @@
 """The search policy: no model. Rounds come from stages, each asked only when those before it have nothing new, so that
 whatever is found goes through all of them, and a short budget is spent on what promises most:
 
-1. singles: every rule alone at every place, with its most promising parameters;
+1. singles: every rule alone at every place, with its most promising parameters; where a rule only opens the way for
+   others (`inline`), those others behind it;
 2. composition: a small beam, the best accepted candidates times the rules that they do not have yet and that gave
    something alone, or could not act alone;
 3. the singles that hardly ever give anything by themselves (`Move.minor`);
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cuda_agent.agent.policies import WORTH, State, Step
 from cuda_agent.model import Candidate
-from cuda_agent.rewrite import Move, Recipe, moves, replay
+from cuda_agent.rewrite import RULES, Move, Recipe, moves, replay
 from cuda_agent.rewrite.rule import Context
 
 NEAR = 0.9  # of the best: what is further behind is not built on
@@ -35,6 +36,7 @@ BEAM = 2
 SECOND = 2  # parameters of a rule at a place that are tried without any sign that they will help
 
 Child = tuple[Move, Candidate]
+_OPENING = frozenset(rule.name for rule in RULES if rule.opens)
 
 
 class Search:
@@ -144,7 +146,7 @@ class Search:
         """The best score of each rule that was tried by itself; 0 where none was accepted."""
         found: dict[str, float] = {}
         for step in state.steps:
-            recipe = self._recipes.get(step.candidate.id, ())
+            recipe = [move for move in self._recipes.get(step.candidate.id, ()) if not _opening(move)]
             if len(recipe) == 1:
                 found[recipe[0].rule] = max(found.get(recipe[0].rule, 0.0), step.score or 0.0)
         return found
@@ -160,12 +162,13 @@ class Search:
         base = context.base
         key = base.id if base else None
         if key not in self._children:
-            found = sorted(moves(context), key=lambda child: self._order.get(child[0].rule, len(self._order)))
             recipe = self._recipes.get(base.id, ()) if base else ()
+            rows = list(_chains(context))
+            rows.sort(key=lambda row: self._order.get(row[0][-1].rule, len(self._order)))
             if base is None or recipe:
-                for move, made in found:
-                    self._recipes.setdefault(made.id, (*recipe, move))
-            self._children[key] = found
+                for chain, made in rows:
+                    self._recipes.setdefault(made.id, (*recipe, *chain))
+            self._children[key] = [(chain[-1], made) for chain, made in rows if not _opening(chain[-1])]
         return self._children[key]
 
     def _played(self, state: State, recipe: Recipe) -> Iterator[Child]:
@@ -173,6 +176,20 @@ class Search:
         if made is not None:
             self._recipes.setdefault(made.id, recipe)
             yield recipe[-1], made
+
+
+def _chains(context: Context) -> Iterator[tuple[Recipe, Candidate]]:
+    """Every move on a text. Behind one that only opens the way also the moves of rules that could not act before."""
+    found = list(moves(context))
+    able = {move.rule for move, _ in found}
+    for move, made in found:
+        yield (move,), made
+        if _opening(move):
+            yield from (((move, one), last) for one, last in moves(context.behind(made), able))
+
+
+def _opening(move: Move) -> bool:
+    return move.rule in _OPENING
 
 
 def _timed(state: State) -> bool:

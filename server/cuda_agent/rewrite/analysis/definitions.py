@@ -177,8 +177,10 @@ class Names:
         value = self.definition(name, node)
         for n in self._declarations.get(name, ()):
             for pointer in syntax.of_type(n, "pointer_declarator"):
-                if name_of(pointer) == name:
-                    return text(syntax.field(n, "type")) if text(pointer).count("*") == 1 else None
+                if name_of(pointer) == name and text(pointer).count("*") != 1:
+                    return None
+                if name_of(pointer) == name and (kind := text(syntax.field(n, "type"))) != "auto":
+                    return kind
         return self._element_of(value) if value is not None else None
 
     def _element_of(self, value: Node) -> str | None:

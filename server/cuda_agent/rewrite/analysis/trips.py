@@ -5,7 +5,8 @@ trips = max(0, ⌈(bound − start) / step⌉) for `<`; `<=`, `>`, `>=` and `!=`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from tree_sitter import Node
 
@@ -67,6 +68,13 @@ def limit(where: HasKernel, counted: Induction) -> tuple[str, Poly] | None:
             return None
         relation = "<" if counted.step.value == 1 else ">"
     return relation, bound
+
+
+def most(where: HasKernel, loop: Node, numbers: Sequence[Mapping[str, int]]) -> float:
+    """The most iterations that one of these launches (`bindings`) makes; infinite where that is not known."""
+    count = trips(where, loop)
+    values = [evaluate(count, n) if count is not None else None for n in numbers or ({},)]
+    return max(math.inf if v is None else v for v in values)
 
 
 def bindings(where: HasKernel, workload: Workload | None, shapes: tuple[Shape, ...]) -> list[dict[str, int]]:

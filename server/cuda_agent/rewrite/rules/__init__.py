@@ -6,6 +6,7 @@ from cuda_agent.rewrite.rule import Rule
 from cuda_agent.rewrite.rules.aggregate_atomics import AggregateAtomics
 from cuda_agent.rewrite.rules.barrier import Barrier
 from cuda_agent.rewrite.rules.batch_loads import BatchLoads
+from cuda_agent.rewrite.rules.batch_walk import BatchWalk
 from cuda_agent.rewrite.rules.block_shape import BlockShape
 from cuda_agent.rewrite.rules.block_size import BlockSize
 from cuda_agent.rewrite.rules.block_table import BlockTable
@@ -17,12 +18,14 @@ from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
+from cuda_agent.rewrite.rules.inline import Inline
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.pad import Pad
 from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
+from cuda_agent.rewrite.rules.share_array import ShareArray
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
@@ -45,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     Tile(),
     PrivateTable(),
     BlockTable(),
+    ShareArray(),
     Stage(),
     Pad(),
     CoarsenBlock(),
@@ -60,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     Tabulate(),
     Promote(),
     Specialise(),
+    BatchWalk(),
     BatchLoads(),
     Divide(),
     FloatLiterals(),
@@ -68,5 +73,6 @@ RULES: tuple[Rule, ...] = (
     StreamHints(),
     Barrier(),
     LaunchBounds(),
+    Inline(),
     FastMath(),
 )

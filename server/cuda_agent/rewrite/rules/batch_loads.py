@@ -30,9 +30,12 @@ After:
         mean += (x[i] - mean) / count;
     }
 
-Legal when every iteration makes the load, at a place that the body does not compute from what it changes, from memory
-that the loop does not write (proved; that pointers do not overlap is captured, where the loop writes), and no
-iteration ends the loop. Each thread keeps its elements in their order: bit-exact.
+A load under a condition is made ahead under the same condition, where that follows from the counter.
+
+Legal when every iteration makes the load (or says beforehand whether it does), at a place that the body does not
+compute from what it changes, from memory that the loop does not write (proved; that pointers do not overlap is
+captured, where the loop writes), and no iteration ends the loop. Each thread keeps its elements in their order:
+bit-exact.
 """
 
 from __future__ import annotations
@@ -45,20 +48,28 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite import style, syntax
+from cuda_agent.rewrite.analysis import trips
 from cuda_agent.rewrite.analysis.calls import HINTED_LOADS
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.effects import check_body, check_long, touched
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
+from cuda_agent.rewrite.analysis.sizes import SMALL
 from cuda_agent.rewrite.analysis.strided import StridedLoop, has_pragma, strided_loop
 from cuda_agent.rewrite.layout import fresh, insert_before, unit, unused_index
 from cuda_agent.rewrite.render import render
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rules.batch_walk import few_threads
 from cuda_agent.rewrite.rules.restrict import check_disjoint
-from cuda_agent.rewrite.syntax import text
+from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import strip_parens
 
-_CONSTANTS = ("number_literal", "call_expression", "cast_expression")
+_WIDE = 60  # characters of a condition and a load on one line
+_DECIDING = ("lambda_expression", "switch_statement", "else_clause", "conditional_expression")
+_SCALARS = frozenset(name for name in SMALL if not name[-1:].isdigit() or name.startswith(("int", "uint"))) - {
+    "int2",
+    "uint2",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,7 @@ class Batch:
     loop: StridedLoop
     body: Body
     loads: dict[str, tuple[list[Node], str, str]]  # … and the name of the array
+    guards: dict[str, list[Node]]  # key → the conditions under which an iteration makes the load
     writes: bool
 
 
@@ -92,10 +104,11 @@ class BatchLoads(Rule):
         if not batches and why is not None:
             raise why
         batches.reverse()
-        for elements in (4, 8):
-            if batches:
+        for elements in (16, 8, 4) if few_threads(context) else (4, 8):
+            long = [b for b in batches if trips.most(context, b.loop.node, context.numbers) >= 2 * elements]
+            if long:
                 span = Span(batches[0].loop.node.start_byte, batches[-1].loop.node.end_byte)
-                yield Site(self.name, span, {"elements": elements}, {"batches": batches})
+                yield Site(self.name, span, {"elements": elements}, {"batches": long})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         batches: list[Batch] = site.nodes["batches"]
@@ -116,18 +129,49 @@ def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
     check_long(context, loop, 4)
     roots, _ = touched(names, body)
     found: dict[str, tuple[list[Node], str, str]] = {}
+    guards: dict[str, list[Node]] = {}
     for access in body.accesses:
         root, element = names.root(access.array), names.element(access.array)
         if root is None or element is None or roots[root] or access.kind != "read":
             continue
         node = _chosen(access.node)
         if body.coefficient_of(access) != 0 and _known_ahead(names, body, node, roots):
-            key = re.sub(r"\s+", "", body.expanded(node, body.variable))
+            key = squeeze(body.expanded(node, body.variable))
             if body.unconditional(node) or key in found:
+                found.setdefault(key, ([], element, access.name))[0].append(node)
+                continue
+            around = _guards(names, body, node, roots) if element in _SCALARS else None
+            if around:
+                key += "".join(f"|{squeeze(body.expanded(g, body.variable))}" for g in around)
+                guards[key] = around
                 found.setdefault(key, ([], element, access.name))[0].append(node)
     if not found:
         raise RuleRefused("no element is loaded in every iteration from memory that the loop leaves alone")
-    return Batch(loop, body, found, any(roots.values()))
+    return Batch(loop, body, found, guards, any(roots.values()))
+
+
+def _guards(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> list[Node] | None:
+    """The conditions of the `if`s around a load, outermost first, where they are known ahead and load nothing
+    themselves; None where something else decides whether an iteration makes the load."""
+    skip = next((n.start_byte for n in syntax.of_type(body.body, "continue_statement")), None)
+    if skip is not None and node.start_byte > skip:
+        return None
+    found: list[Node] = []
+    current = node
+    while current != body.body:
+        above = current.parent
+        if above is None or above.type in (*_DECIDING, *syntax.LOOPS):
+            return None
+        if above.type == "binary_expression" and text(syntax.field(above, "operator")) in ("&&", "||"):
+            return None
+        if above.type == "if_statement" and current == above.child_by_field_name("consequence"):
+            condition = strip_parens(syntax.field(above, "condition"))
+            memory = next(syntax.of_type(condition, "subscript_expression", "pointer_expression"), None)
+            if memory is not None or not _known_ahead(names, body, condition, roots):
+                return None
+            found.insert(0, condition)
+        current = above
+    return found
 
 
 def _plain_types(names: Names) -> set[str]:
@@ -199,10 +243,10 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
         kinds.setdefault(element, []).append(f"{names[key]}[{count}]")
     lines += [f"{step}{kind} {', '.join(declared)};" for kind, declared in kinds.items()]
     loads = [
-        f"{names[key]}[{k}] = {body.expanded(nodes[0], f'{first} + {jump}')};"
+        f"{names[key]}[{k}] = {_loaded(batch, key, nodes[0], f'{first} + {jump}')};"
         for key, (nodes, _, _) in batch.loads.items()
     ]
-    lines += _unrolled(loads, k, count, step)
+    lines += _unrolled([line for load in loads for line in load.splitlines()], k, count, step, len(loads))
     places: dict[Access | Node, str] = {
         n: f"{names[key]}[{k}]" for key, (nodes, _, _) in batch.loads.items() for n in nodes
     }
@@ -212,6 +256,17 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
     lines.append("}")
     yield from insert_before(context, loop.node, lines)
     yield Edit(syntax.span(loop.start), first)
+
+
+def _loaded(batch: Batch, key: str, node: Node, at: str) -> str:
+    """The load; under the conditions around it, or 0 that nothing uses."""
+    value = batch.body.expanded(node, at)
+    guards = [style.conjunct(batch.body.expanded(g, at)) for g in batch.guards.get(key, ())]
+    if not guards:
+        return value
+    said = " && ".join(guards)
+    between = "\n    " if len(said) + len(value) > _WIDE else " "
+    return f"{said}{between}? {value} : 0"
 
 
 def _unrolled(lines: list[str], k: str, count: int, step: str, statements: int = 0) -> list[str]:

@@ -1,7 +1,8 @@
 """# 1 · block-shape: another block size for the same threads
 
-Few large blocks leave multiprocessors idle; blocks of 16 × 16 read half a line a warp. The block size is a number to
-try.
+Few large blocks leave multiprocessors idle; a warp of a block of 16 × 16 reads half lines, one of 8 × 8 × 4 quarter
+lines. The block size is a number to try; where a launch has fewer blocks than the machine has multiprocessors, smaller
+ones first.
 
 Before: `k<<<(n + 255) / 256, 256>>>(x, n)` · After: `k<<<((n + 255) / 256) * 4, 64>>>(x, n)`
 
@@ -12,8 +13,9 @@ memory
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tree_sitter import Node
 
@@ -23,10 +25,15 @@ from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import squeeze, text
 
-_ONE = ((64, 1), (128, 1), (256, 1), (512, 1), (32, 1), (1024, 1))
-_ONE_OF_SMALL = ((256, 1), (128, 1), (512, 1), (1024, 1), (64, 1))  # 32 blocks of 32 threads fill half of an SM
-_TWO = ((32, 8), (32, 4), (64, 4), (128, 2), (32, 16), (256, 1))
+_SHAPES = {
+    1: ((64, 1, 1), (128, 1, 1), (256, 1, 1), (512, 1, 1), (32, 1, 1), (1024, 1, 1)),
+    2: ((32, 8, 1), (32, 4, 1), (64, 4, 1), (128, 2, 1), (32, 16, 1), (256, 1, 1)),
+    3: ((32, 8, 1), (32, 4, 2), (64, 4, 1), (32, 4, 1), (128, 2, 1), (16, 4, 4)),
+}
+# 32 blocks of 32 threads fill half of an SM.
+_LARGER = ((256, 1, 1), (128, 1, 1), (512, 1, 1), (1024, 1, 1), (64, 1, 1))
 _BUSY = 8  # blocks for each multiprocessor
+_GRID_LIMIT = 65535  # blocks in y and z
 _BLOCK_WIDE = re.compile(r"__syncthreads|__shared__|\bblock\.sync|\bcg::sync|\bcub::Block|grid\.sync|asm\b")
 
 
@@ -39,38 +46,50 @@ class BlockShape(Rule):
         if not axes or not context.shapes:
             return
         current = {s.block for s in context.shapes}
-        if any(b[2] != 1 for b in current) or (axes == {"x"} and any(b[1] != 1 for b in current)):
+        unused = [i for i, a in enumerate("xyz") if a not in axes]
+        if any(b[i] != 1 for b in current for i in unused):
             return
         bound = _bound(context)
-        small = all(s.threads < 128 for s in context.shapes)
+        small = axes == {"x"} and all(s.threads < 128 for s in context.shapes)
         # Blocks of 128 and more that keep every multiprocessor busy are rarely better of another size.
         sms = context.device.sms if context.device else 132
         minor = axes == {"x"} and not small and all(s.blocks >= _BUSY * sms for s in context.shapes)
-        for x, y in _TWO if axes != {"x"} else _ONE_OF_SMALL if small else _ONE:
-            if current != {(x, y, 1)} and x * y <= bound:
-                params = {"x": x} if axes == {"x"} else {"x": x, "y": y}
+        listed: Sequence[tuple[int, int, int]] = _SHAPES["xyz".index(max(axes)) + 1]
+        if _few(context):
+            listed = sorted(listed, key=math.prod)
+        elif small:
+            listed = _LARGER
+        names = "xyz"[: 3 if "z" in axes else len(axes)]
+        for shape in (s for s in listed if all(s[i] == 1 for i in unused)):
+            if current != {shape} and math.prod(shape) <= bound:
+                params = dict(zip(names, shape, strict=False))
                 yield Site(self.name, context.kernel.name_span, params, minor=minor)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
-        x, y = site.params["x"], site.params.get("y", 1)
+        x, y, z = site.params["x"], site.params.get("y", 1), site.params.get("z", 1)
         assumptions = [Assumption("threads use only their global index", "proved")]
-        exact = all((s.grid[0] * s.block[0]) % x == 0 and (s.grid[1] * s.block[1]) % y == 0 for s in context.shapes)
+        threads = [[g * b for g, b in zip(s.grid, s.block, strict=True)] for s in context.shapes]
+        exact = all(t[0] % x == 0 and t[1] % y == 0 and t[2] % z == 0 for t in threads)
+        if any(-(-t[1] // y) > _GRID_LIMIT or -(-t[2] // z) > _GRID_LIMIT for t in threads):
+            raise RuleRefused(f"a grid has at most {_GRID_LIMIT} blocks in y and in z")
         if not context.kernel.guards and not _grid_stride(context):
             if not exact:
                 raise RuleRefused("there is no guard for surplus threads")
-            assumptions.append(Assumption(f"the threads of every launch fill blocks of {x} × {y}", "captured"))
+            shape = f"{x} × {y}" + (f" × {z}" if "z" in site.params else "")
+            assumptions.append(Assumption(f"the threads of every launch fill blocks of {shape}", "captured"))
         edits = []
         for one in launches.sites_of(context):
             gx, gy, gz = launches.axes(context, one.grid, one.span.start)
-            bx, by, _ = launches.block_axes(context, one.block, one.span.start)
+            bx, by, bz = launches.block_axes(context, one.block, one.span.start)
             grid = (
                 launches.regrid(context, one, gx, bx, x),
                 gy if y == 1 and by == "1" else launches.regrid(context, one, gy, by, y),
-                gz,
+                gz if z == 1 and bz == "1" else launches.regrid(context, one, gz, bz, z),
             )
-            edits += list(with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), "1"))))
+            edits += list(with_launch(one, launches.dims(grid), launches.dims((str(x), str(y), str(z)))))
         rows = f"ceil_div(gy * by, {y})" if y > 1 else "gy * by"
-        mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", rows, "gz"), block=(str(x), str(y), "1"))
+        slices = "gz" if "z" not in site.params else f"ceil_div(gz * bz, {z})" if z > 1 else "gz * bz"
+        mapping = LaunchMap(grid=(f"ceil_div(gx * bx, {x})", rows, slices), block=(str(x), str(y), str(z)))
         return Rewrite(tuple(edits), mapping, tuple(assumptions))
 
 
@@ -103,12 +122,18 @@ def index_axes(context: Context) -> set[str]:
     return {t.axis for t in ids} or {"x"}
 
 
+def _few(context: Context) -> bool:
+    """Whether a launch leaves multiprocessors without a block: smaller blocks then reach more of them."""
+    sms = context.device.sms if context.device else 132
+    return any(math.prod(s.grid) < sms for s in context.shapes)
+
+
 def _is_total(node: Node) -> bool:
     """Part of `gridDim.x * blockDim.x`, the number of threads, which a new shape keeps (up to surplus threads)."""
     above = node.parent
     product = above.parent if above is not None else None
     return product is not None and squeeze(text(product)) in {
-        f"{a}.{axis}*{b}.{axis}" for axis in "xy" for a, b in (("gridDim", "blockDim"), ("blockDim", "gridDim"))
+        f"{a}.{axis}*{b}.{axis}" for axis in "xyz" for a, b in (("gridDim", "blockDim"), ("blockDim", "gridDim"))
     }
 
 
