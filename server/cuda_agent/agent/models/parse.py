@@ -92,6 +92,16 @@ def checked(name: str, arguments: object, tools: Sequence[Tool], id: str = "") -
     return Call(name, given, id)
 
 
+def cut_off(name: str | None) -> str:
+    """The complaint about a call that the reply ends in."""
+    return f"{_called(name)} is cut: the reply ends inside it; make it again, shorter."
+
+
+def without_reasoning(text: str) -> str:
+    """`text` without its `<think>` block, also where the opening tag stood in the prompt or the block never ends."""
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
+
+
 def clean(text: str) -> str:
     """`text` without lone surrogates, which no file and no JSON reader would take."""
     return SURROGATE.sub("�", text)
@@ -172,6 +182,10 @@ def _cleaned(value: Any, depth: int = 0) -> Any:
 
 def _never_null(schema: Mapping[str, Any]) -> bool:
     return bool(types(schema)) and "null" not in types(schema)
+
+
+def _called(name: str | None) -> str:
+    return f"The call of `{_short(name)}`" if name else "The tool call"
 
 
 def _short(name: str) -> str:
@@ -407,12 +421,11 @@ class _Reader:
         return named[1] if named else None
 
     def complain(self, name: str | None, why: str, cut: bool = False) -> None:
-        call = f"The call of `{_short(name)}`" if name else "The tool call"
         if cut:
-            self.complained(f"{call} is cut: the reply ends inside it; make it again, shorter.")
+            self.complained(cut_off(name))
         else:
             syntax = f"; {HINT}" if " near " in why or "not closed" in why else ""
-            self.complained(f"{call} was not run: {clean(why)}{syntax}.")
+            self.complained(f"{_called(name)} was not run: {clean(why)}{syntax}.")
 
     def complained(self, sentence: str) -> None:
         self.first = self.first if self.wrong else sentence
@@ -426,5 +439,5 @@ class _Reader:
 
 
 def _one_line_break_off(value: str) -> str:
-    value = value.removeprefix("\r").removeprefix("\n")
-    return value.removesuffix("\n").removesuffix("\r")
+    end = "\r\n" if value.startswith("\r\n") else "\n"
+    return value.removeprefix(end).removesuffix(end)
