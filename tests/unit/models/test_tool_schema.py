@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_agent.agent.models.schema import mismatch
+from cuda_agent.agent.models.schema import ANNOTATIONS, KEYWORDS, mismatch
+from cuda_agent.agent.tools import TOOLS
 
 EDIT = {
     "type": "object",
@@ -54,6 +55,18 @@ def test_what_fits_is_not_refused() -> None:
 def test_a_keyword_that_is_not_checked_is_the_authors_mistake() -> None:
     with pytest.raises(ValueError, match="pattern"):
         mismatch("a", {"type": "string", "pattern": "a+"})
+
+
+def test_every_tool_has_a_schema_that_is_checked_whole() -> None:
+    def visit(schema: dict[str, Any]) -> None:
+        assert schema.keys() <= KEYWORDS | ANNOTATIONS
+        inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+        for one in [*inner, *schema.get("anyOf", ())]:
+            if isinstance(one, dict):
+                visit(one)
+
+    for tool in TOOLS:
+        visit(dict(tool.parameters))
 
 
 def test_invented_arguments_are_refused_where_the_schema_lists_its_own() -> None:
