@@ -40,6 +40,8 @@ OWNERS = {
     "cupy": ("device",),
     "transformers": ("agent/models/transformers.py", "learn"),
     "torch": ("agent/models/transformers.py", "learn"),
+    "openai": ("agent/models/endpoint.py",),
+    "httpx2": ("agent/models/endpoint.py", "agent/models/wire.py"),
 }
 
 

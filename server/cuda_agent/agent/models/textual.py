@@ -1,0 +1,53 @@
+"""Tools for a model whose server or template knows none: described in the system message, called in text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from cuda_agent.agent.models import Call, Message, Role, Tool
+
+
+def describe(tools: Sequence[Tool]) -> str:
+    """What a system message says about the tools and about how one is called."""
+    listed = "\n".join(
+        json.dumps({"name": t.name, "description": t.text, "parameters": dict(t.parameters)}) for t in tools
+    )
+    return (
+        "You act by calling tools. These are all there are, one a line, with the JSON schema of their arguments:\n"
+        f"{listed}\n"
+        "To call one, write exactly this, with JSON between the tags, and stop:\n"
+        '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>'
+    )
+
+
+def spell(call: Call) -> str:
+    """A call as `parse` reads it."""
+    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
+
+
+def as_text(messages: Sequence[Message], tools: Sequence[Tool], system: bool = True) -> list[Message]:
+    """The same conversation without calls and tool messages, user and assistant in turn, as the strictest templates
+    want it. `system=False`: what the system says stands at the head of the first user message."""
+    head = [message.text for message in messages if message.role == "system"]
+    if tools:
+        head.append(describe(tools))
+    spoken: list[Message] = []
+    for message in messages:
+        if message.role == "system":
+            continue
+        text = "\n".join(part for part in (message.text, *map(spell, message.calls)) if part)
+        if message.role == "tool":
+            text = f"<tool_response>\n{message.text}\n</tool_response>"
+        role: Role = "assistant" if message.role == "assistant" else "user"
+        if spoken and spoken[-1].role == role:
+            spoken[-1] = Message(role, f"{spoken[-1].text}\n\n{text}")
+        else:
+            spoken.append(Message(role, text))
+    opening = "\n\n".join(head)
+    if not opening:
+        return spoken
+    if system:
+        return [Message("system", opening), *spoken]
+    first = [Message("user", f"{opening}\n\n{spoken[0].text}")] if spoken and spoken[0].role == "user" else []
+    return [*first, *spoken[1:]] if first else [Message("user", opening), *spoken]
