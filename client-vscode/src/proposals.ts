@@ -5,11 +5,15 @@ import type { BaseLanguageClient } from "vscode-languageclient/node";
 
 export const SCHEME = "cuda-agent-proposal";
 
-interface ShowDiff {
+interface ChangedFile {
   uri: string;
-  proposal: string;
   candidate: string;
+}
+
+interface ShowDiff extends ChangedFile {
+  proposal: string;
   title: string;
+  files: ChangedFile[];
 }
 
 interface Proposal {
@@ -29,8 +33,14 @@ export class Proposals implements vscode.TextDocumentContentProvider {
   }
 
   async show(params: ShowDiff): Promise<void> {
+    const files = params.files.map(({ uri, candidate }) => ({ uri: vscode.Uri.parse(uri), candidate: vscode.Uri.parse(candidate) }));
+    files.forEach(({ candidate }) => this.shown.add(candidate.toString()));
+    if (files.length > 1) {
+      const changes = files.map(({ uri, candidate }) => [uri, uri, candidate]);
+      await vscode.commands.executeCommand("vscode.changes", params.title, changes);
+      return;
+    }
     const candidate = vscode.Uri.parse(params.candidate);
-    this.shown.add(candidate.toString());
     await vscode.commands.executeCommand("vscode.diff", vscode.Uri.parse(params.uri), candidate, params.title, {
       preview: true,
       preserveFocus: false,

@@ -529,13 +529,17 @@ def _optimize(arguments: argparse.Namespace, progress: Progress, stop: threading
 
 def _apply(path: Path, won: Sequence[Outcome], whole: Together | None) -> None:
     """The verified edits of all kernels, or of the only one."""
+    from cuda_agent.source import joined
     from cuda_agent.workload.bundle import write_atomic
 
     text = whole.text if whole else won[0].candidate.text if won[0].candidate else ""
     kernels = whole.kernels if whole else (won[0].kernel,)
-    write_atomic(path, text.encode("utf-8", "surrogateescape"))
+    for file, content in joined.files(path, text):
+        write_atomic(file, content.encode("utf-8", "surrogateescape"))
     many = f"kernels {', '.join(kernels)}" if len(kernels) > 1 else f"kernel {kernels[0]}"
-    print(f"{path.name} now has the verified {many}{f'; {whole.sentence}' if whole else ''}", file=sys.stderr)
+    files = " and ".join([path.name, *joined.others(text)])
+    have = "have" if joined.others(text) else "has"
+    print(f"{files} now {have} the verified {many}{f'; {whole.sentence}' if whole else ''}", file=sys.stderr)
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:

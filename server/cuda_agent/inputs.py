@@ -14,6 +14,7 @@ from typing import Any
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run, capture
 from cuda_agent.errors import NoInputs, SourceError
 from cuda_agent.model import Build, Workload
+from cuda_agent.source import joined
 from cuda_agent.source.symbols import Module
 from cuda_agent.workload import bundle, spec, synthesize
 
@@ -83,7 +84,7 @@ def find_or_make_all(
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
     elif module.has_main:
-        text = module.document.text
+        text = joined.own(module.document.text)
         try:
             build_and_run(path, args, build, options, on_event=on_event, cancelled=cancelled, text=text)
         except NothingCaptured as error:

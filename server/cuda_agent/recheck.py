@@ -19,9 +19,10 @@ from cuda_agent.inputs import read_source
 from cuda_agent.judge import record
 from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.evidence import candidate_from_json, schema, to_json
-from cuda_agent.model import Build, Candidate, Workload
-from cuda_agent.source import edits
+from cuda_agent.model import Build, Candidate, LaunchMap, Workload
+from cuda_agent.source import edits, joined
 from cuda_agent.toolchain.build import find_build
+from cuda_agent.toolchain.launchers import with_launches
 from cuda_agent.workload import bundle
 
 Json = dict[str, Any]
@@ -64,10 +65,11 @@ def recheck(
     recorded = candidate_from_json(then)
     file = find_source(request.evidence, made["file"], request.source)
     build, project = find_build(file), _project(file, made["file"])
-    candidate, differs = _as_it_is_now(recorded, read_source(file), file.name)
+    present = joined.again(recorded.original, read_source(file), lambda name: read_source(joined.path_of(file, name)))
+    candidate, differs = _as_it_is_now(recorded, present, file.name)
     differs += _build_differs(made, build, project)
-    if candidate is None:
-        sentence = f"no longer holds: {file.name} was changed where the edit is, so the edit does not fit it"
+    sentence = _no_longer_fits(candidate, build)
+    if candidate is None or sentence:
         return Recheck(False, sentence, then | {"again": _again(then, False, sentence, differs)})
     workload = bundle_of(made, candidate.kernel, file, request.inputs)
     options = record.options_from_json(made["options"])
@@ -87,7 +89,7 @@ def recheck(
             on_event=on_event,
             cancelled=cancelled,
         )
-    diff = edits.unified_diff(candidate.original, candidate.text, file.name)
+    diff = edits.unified_diff(candidate.original, candidate.text, joined.shown(file, candidate.original))
     now = to_json(verdict, candidate=candidate, diff=diff)
     differs += _results_differ(then, now)
     holds, sentence = compare(then, now)
@@ -150,6 +152,19 @@ def _as_it_is_now(recorded: Candidate, present: str, name: str) -> tuple[Candida
     if back is not None:
         return _with_texts(recorded, edits.apply(present, back), present), [f"{changed}, the candidate in it"]
     return None, [f"{name} was changed"]
+
+
+def _no_longer_fits(candidate: Candidate | None, build: Build) -> str:
+    """Why the edit is not whole any more: it does not fit the file, or changes launches of a header's kernel that is
+    launched in other files than it was; empty where it is."""
+    if candidate is None:
+        return f"no longer holds: {build.file.name} was changed where the edit is, so the edit does not fit it"
+    found = joined.others(with_launches(build, joined.own(candidate.original)))
+    more = sorted(found.keys() - joined.others(candidate.original))
+    if more and candidate.launch != LaunchMap():
+        names = ", ".join(more)
+        return f"no longer holds: {candidate.kernel} is launched in {names} too now, which the edit leaves as it is"
+    return ""
 
 
 def _with_texts(recorded: Candidate, original: str, text: str) -> Candidate:

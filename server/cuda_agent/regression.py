@@ -31,6 +31,7 @@ from cuda_agent.judge.gates import GATES
 from cuda_agent.judge.verdict import inputs as inputs_sentence
 from cuda_agent.model import Binary, Buffer, Candidate, GateResult, Launch, Verdict, Workload
 from cuda_agent.recheck import bundle_of, device_of, find_source, missing
+from cuda_agent.source import joined
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse
@@ -121,7 +122,8 @@ def export(request: ExportRequest, *, cancelled: Callable[[], bool] | None = Non
 
 def _must_hold(file: Path, candidate: Candidate) -> None:
     """The file's kernel and its launches are the accepted ones. Raises UsageError."""
-    present, accepted = (parse(Document(str(file), text)) for text in (read_source(file), candidate.text))
+    now = joined.again(candidate.text, read_source(file), lambda name: read_source(joined.path_of(file, name)))
+    present, accepted = (parse(Document(str(file), text)) for text in (now, candidate.text))
     try:
         same = _of_kernel(present, candidate.kernel) == _of_kernel(accepted, candidate.kernel)
     except SourceError:

@@ -1,8 +1,9 @@
-"""Judge a person's own rewrite: two files, one kernel, the original's inputs.
+"""Judge a person's own rewrite: two files, one kernel, the original's inputs. A header is judged with the files that
+launch its kernels: the candidate's are those that lie to it as the original's do to the original.
 
-Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the
-edit policy lets them, the candidate's own program is run under the same capture, in the way that the original's was,
-and its launches are paired with the original's, in order.
+Where both launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the edit
+policy lets them, the candidate's own program is run under the same capture, in the way that the original's was, and its
+launches are paired with the original's, in order.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
 from cuda_agent.judge.program import Program, is_executable
 from cuda_agent.model import Candidate, LaunchMap, Verdict
+from cuda_agent.source import joined
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import minimal, unified_diff
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
+from cuda_agent.toolchain.launchers import with_launches
 from cuda_agent.workload import bundle, launch_map
 from cuda_agent.workload.launch_map import Shape
 
@@ -61,12 +64,13 @@ def verify(
     device: Device | None = None,
 ) -> Verification:
     """One full verdict. Raises NoInputs when nothing was captured and nothing can be."""
-    old, new = read_source(request.original), read_source(request.candidate)
+    build = find_build(request.original)
+    old = with_launches(build, read_source(request.original))
+    new = joined.again(old, read_source(request.candidate), lambda name: _beside(request, name))
     before, after = (
         parse_module(Document(str(request.original), old)),
         parse_module(Document(str(request.original), new)),
     )
-    build = find_build(request.original)
     opened = device or open_device(request.device)
     try:
         workload = find_or_make(
@@ -107,10 +111,17 @@ def verify(
         verdict = judge.judge(
             opened, build, workload, old, candidate, options=request.options, on_event=on_event, cancelled=cancelled
         )
-        return Verification(verdict, candidate, unified_diff(old, new, request.original.name))
+        return Verification(verdict, candidate, unified_diff(old, new, joined.shown(request.original, old)))
     finally:
         if device is None:
             opened.close()
+
+
+def _beside(request: VerifyRequest, name: str) -> str:
+    """Another file of the candidate, which launches a header's kernel: where it lies to the candidate as the original's
+    does to the original, else the original's own."""
+    own = joined.path_of(request.candidate, name)
+    return read_source(own if own.is_file() else joined.path_of(request.original, name))
 
 
 def _changed(before: Module, after: Module) -> str | None:

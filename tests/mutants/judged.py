@@ -1,12 +1,14 @@
 """Judges a mutant archive as `cuda-agent verify` does. Originals with the same text share one capture and one device.
 
 An archive holds `original.cu` and either `kernel.cu`, which takes the place of the kernel's definition there, or
-`candidate.cu`, the whole file; any other file lies beside them. Its first paragraph says why it matters. Settings:
-`kernel`, `args`, `timeout`, `in_program: yes`, `hidden_cases` (no more than so many); `allow`: the precision that the
-person opted in to; `expect` (emulator) and `expect_gpu`: the exit code and the gates that may stop it, or `error` where
-there is no verdict; `says`: a regular expression on the gate's sentence, `says_emulator` one for the emulator only;
-`catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it; `rule`: the rewrite rule that a control
-stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the simulated GPU: `simulation.py`.
+`candidate.cu`, the whole file; any other file lies beside them. A kernel in a header has `original.cuh` instead, the
+candidate's version of another file is `candidate/NAME`, and `run` says how the program is built and run. Its first
+paragraph says why it matters. Settings: `kernel`, `args`, `timeout`, `in_program: yes`, `hidden_cases` (no more than so
+many); `allow`: the precision that the person opted in to; `expect` (emulator) and `expect_gpu`: the exit code and the
+gates that may stop it, or `error` where there is no verdict; `says`: a regular expression on the gate's sentence,
+`says_emulator` one for the emulator only; `catalogue`: its line of the catalogue; `alone: yes`: no other gate sees it;
+`rule`: the rewrite rule that a control stands for; `fewer_sectors: yes`; `never_faster: yes`. What runs on the
+simulated GPU: `simulation.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import functools
 import hashlib
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +41,7 @@ from cuda_agent.verify import VerifyRequest, verify
 
 EXIT = {"verified": 0, "rejected": 1, "undecided": 2}
 SOURCES = ("kernel.cu", "candidate.cu", "original.py", "candidate.py")
+EDITED = "candidate/"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
 
@@ -52,11 +56,15 @@ def name(archive: Archive) -> str:
     return archive.path.stem
 
 
+def original_name(archive: Archive) -> str:
+    return "original.cu" if "original.cu" in archive.files else "original.cuh"
+
+
 def candidate_text(archive: Archive) -> str:
     """The candidate's whole file."""
     if "candidate.cu" in archive.files:
         return archive.files["candidate.cu"]
-    original = archive.files["original.cu"]
+    original = archive.files[original_name(archive)]
     span = parse(Document("original.cu", original)).kernel(archive.settings["kernel"]).span
     data = original.encode()
     return (data[: span.start] + archive.files["kernel.cu"].rstrip("\n").encode() + data[span.end :]).decode()
@@ -94,7 +102,9 @@ class Bench:
             future.result()
         try:
             self.capture(request, settings)
-            done = verify(replace(request, args=(), options=tune(request.options)), device=self.device)
+            done = verify(
+                replace(request, args=(), run_command=None, options=tune(request.options)), device=self.device
+            )
         except CudaAgentError as error:
             return {"error": str(error)}
         return to_json(done.verdict, candidate=done.candidate, diff=done.diff)
@@ -102,13 +112,19 @@ class Bench:
     def request(self, archive: Archive) -> VerifyRequest:
         """The archive's files in their folder."""
         settings = archive.settings
-        beside = {name: text for name, text in archive.files.items() if name not in SOURCES}
+        beside = {
+            name: text for name, text in archive.files.items() if name not in SOURCES and not name.startswith(EDITED)
+        }
         key = hashlib.sha256(repr((sorted(beside.items()), settings.get("args"))).encode()).hexdigest()[:12]
         folder = self.root / key
         for name, text in beside.items():
             write_once(folder / name, text)
-        candidate = folder / f"{archive.path.stem}.cu"
+        name, candidate = original_name(archive), folder / f"{archive.path.stem}.cu"
+        if name.endswith(".cuh"):
+            candidate = self.root / f"{key}-{archive.path.stem}" / name
         write_once(candidate, candidate_text(archive))
+        for edited in (name for name in archive.files if name.startswith(EDITED)):
+            write_once(candidate.parent / edited.removeprefix(EDITED), archive.files[edited])
         seconds = float(settings.get("timeout", 0))
         options = JudgeOptions(in_program="in_program" in settings)
         if seconds:
@@ -118,10 +134,11 @@ class Bench:
         if allow := settings.get("allow", "").split():
             options = replace(options, allow=frozenset(allow))  # type: ignore[arg-type]
         return VerifyRequest(
-            folder / "original.cu",
+            folder / name,
             candidate,
             settings["kernel"],
             args=tuple(settings.get("args", "").split()),
+            run_command=tuple(shlex.split(settings["run"])) if "run" in settings else None,
             timeout_s=seconds or 60.0,
             options=options,
         )
@@ -135,7 +152,10 @@ class Bench:
             (folder / "captured").touch()
             module = parse(Document(str(request.original), request.original.read_text()))
             build, kind = find_build(request.original), self.device.info.kind
-            find_or_make(request.original, module, settings["kernel"], build, kind, args=request.args, timeout_s=60.0)
+            run, kernel = request.run_command, settings["kernel"]
+            find_or_make(
+                request.original, module, kernel, build, kind, args=request.args, run_command=run, timeout_s=60.0
+            )
 
 
 def write_once(path: Path, text: str) -> None:

@@ -35,11 +35,13 @@ from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
 from cuda_agent.model import Binary, Build, Candidate, Facts, GateResult, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
+from cuda_agent.source import joined
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import unified_diff
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import names
 from cuda_agent.toolchain.build import find_build
+from cuda_agent.toolchain.launchers import with_launches
 
 Event = Mapping[str, Any]
 OnEvent = Callable[[Event], None]
@@ -65,6 +67,7 @@ class Request:
     options: JudgeOptions = field(default_factory=JudgeOptions)
     timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
     fresh: bool = False  # nothing that an earlier search found is used
+    unsaved: Mapping[Path, str] = field(default_factory=dict)  # texts of other files that an editor has open
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,9 @@ def optimize(
     """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate."""
     say = on_event or (lambda event: None)
     stop = cancelled or (lambda: False)
-    text = request.text if request.text is not None else read_source(request.path)
-    module = parse_module(Document(str(request.path), text))
     build = find_build(request.path)
+    text = asked_text(request, build)
+    module = parse_module(Document(str(request.path), text))
     with opened(request.device, device, untrusted=asks_model(policy)) as dev:
         if workload is None:
             say({"event": "phase", "message": f"looking for inputs for {dev.spec}", "percentage": 2})
@@ -123,6 +126,12 @@ def optimize(
             raise SourceError(f"kernel {kernel.name} has a syntax error: mend it first")
         search = _Search(request, dev, build, text, kernel, workload, say, stop)
         return search.run(policy)
+
+
+def asked_text(request: Request, build: Build) -> str:
+    """The text to optimise, a header's with the files that launch its kernels."""
+    text = request.text if request.text is not None else read_source(request.path)
+    return with_launches(build, text, request.unsaved)
 
 
 @contextmanager
@@ -439,7 +448,7 @@ class _Search:
         self.trajectory.append("end", status=outcome.status, tried=outcome.tried, **chosen, **more)
 
     def _outcome(self, step: Step, verdict: Verdict) -> Outcome:
-        diff = unified_diff(self.text, step.candidate.text, self.request.path.name)
+        diff = unified_diff(self.text, step.candidate.text, joined.shown(self.request.path, self.text))
         return self._ended(
             verdict.status,
             headline(verdict),

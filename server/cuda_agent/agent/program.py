@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cuda_agent.agent.loop import OnEvent, Outcome, Request, asks_model, opened, optimize
+from cuda_agent.agent.loop import OnEvent, Outcome, Request, asked_text, asks_model, opened, optimize
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import Policy
 from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
-from cuda_agent.inputs import find_or_make_all, read_source
+from cuda_agent.inputs import find_or_make_all
 from cuda_agent.judge.case import Case
 from cuda_agent.model import Build, Candidate, Edit, Verdict, Workload
 from cuda_agent.source import edits
@@ -43,9 +43,9 @@ def optimize_all(
     A kernel that cannot be searched becomes an undecided outcome that says why; NoInputs when there is none at all.
     """
     say = on_event or (lambda event: None)
-    text = request.text if request.text is not None else read_source(request.path)
-    module = parse_module(Document(str(request.path), text))
     build = find_build(request.path)
+    text = asked_text(request, build)
+    module = parse_module(Document(str(request.path), text))
     outcomes: list[Outcome] = []
     with opened(request.device, device, untrusted=asks_model(policy())) as dev:
         workloads = find_or_make_all(

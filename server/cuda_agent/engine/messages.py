@@ -39,11 +39,14 @@ class FactsOf:
 
 @dataclass(frozen=True, slots=True)
 class Optimize:
+    """`unsaved`: texts of other open files that are not on disk, by path: they may launch a header's kernel."""
+
     path: str
     text: str
     kernel: str
     settings: Settings = field(default_factory=Settings)
     job: str = ""  # the caller's id; empty: the engine makes one
+    unsaved: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Judge `candidate` (a whole file) against `text`. `launch` is the candidate's launch map, `origin` who made it."""
+    """Judge `candidate` (a whole file, or joined files as `text` is) against `text`. `launch` is the candidate's launch
+    map, `origin` who made it."""
 
     path: str
     text: str

@@ -52,6 +52,7 @@ def optimize(ask: Optimize, report: Report) -> Any:
         args=_settled(ask, report),
         trajectory=_trajectory(ask.kernel, report),
         **limits(settings),
+        unsaved={Path(path): text for path, text in ask.unsaved.items()},
     )
     best = _Best(report)
     with chosen(settings) as policy:
@@ -97,6 +98,7 @@ def verify(ask: Verify, report: Report) -> Any:
     from cuda_agent.device import open_device
     from cuda_agent.inputs import find_or_make
     from cuda_agent.model import Candidate, LaunchMap
+    from cuda_agent.source import joined
     from cuda_agent.source.documents import Document
     from cuda_agent.source.edits import minimal, unified_diff
     from cuda_agent.source.symbols import module
@@ -124,7 +126,7 @@ def verify(ask: Verify, report: Report) -> Any:
         verdict = judge.judge(
             device, build, workload, ask.text, candidate, on_event=forward, cancelled=report.cancelled
         )
-    diff = unified_diff(ask.text, ask.candidate, path.name)
+    diff = unified_diff(ask.text, ask.candidate, joined.shown(path, ask.text))
     found = {"status": verdict.status, "candidate": to_json(candidate), "verdict": to_json(verdict), "diff": diff}
     return {"status": "done", "message": judge.headline(verdict), "outcome": found}
 
@@ -181,13 +183,24 @@ def _run_capture(ask: Capture | Optimize | Verify, report: Report) -> Any:
     """Run the person's command in the project's folder, which is this process's. SourceError when the editor's text is
     not the one on disk, which is the one that a command builds."""
     from cuda_agent.capture import capture as run_and_capture
-    from cuda_agent.source import documents
+    from cuda_agent.source import documents, joined
 
-    if not documents.is_saved(Path(ask.path), ask.text):
-        name = Path(ask.path).name
-        raise SourceError(f"{name} has unsaved changes that the run command would not see: save the file first")
+    for path, text in joined.files(Path(ask.path), _with_launches(ask)):
+        if not documents.is_saved(path, text):
+            raise SourceError(
+                f"{path.name} has unsaved changes that the run command would not see: save the file first"
+            )
     options, forward = _capture_options(ask), _forward(report)
     return run_and_capture(ask.settings.command, Path.cwd(), options, on_event=forward, cancelled=report.cancelled)
+
+
+def _with_launches(ask: Capture | Optimize | Verify) -> str:
+    """The request's text, for a search joined with the files that launch its kernels."""
+    from cuda_agent.toolchain.build import find_build
+    from cuda_agent.toolchain.launchers import with_launches
+
+    unsaved = ask.unsaved if isinstance(ask, Optimize) else {}
+    return with_launches(find_build(Path(ask.path)), ask.text, {Path(path): text for path, text in unsaved.items()})
 
 
 def _settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:

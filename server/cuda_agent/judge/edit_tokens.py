@@ -100,8 +100,9 @@ class Selection:
 
     @cached_property
     def owned(self) -> tuple[Helper, ...]:
-        """Helpers that nothing but the kernel, its launch sites and other owned helpers mention."""
-        owned = list(self.helpers)
+        """Helpers of the kernel's own file that nothing but the kernel, its launch sites and other owned helpers
+        mention."""
+        owned = [helper for helper in self.helpers if helper.span.start < self.module.own_end]
         while True:
             inside = [self.kernel.span, *(site.span for site in self.launches), *(helper.span for helper in owned)]
             inside += self.feeding

@@ -19,8 +19,10 @@ from tree_sitter import Node
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite, Span
+from cuda_agent.source import joined
 from cuda_agent.source.declared import constructed, declared, expression, kind_of, version
-from cuda_agent.source.symbols import Module
+from cuda_agent.source.documents import Document
+from cuda_agent.source.symbols import Module, module
 from cuda_agent.source.tree import arguments, masked, strip_parens, walk
 from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
@@ -33,14 +35,22 @@ _YZ_BOUND = 64  # of an unknown's y and z
 def mismatch(before: Module, after: Module, kernel: Kernel, launch: LaunchMap) -> str | None:
     """The first launch site of the kernel whose new text is not `launch` of its old text, in one sentence; None when
     all agree. The sites of both texts are paired in order."""
-    old, new = before.launches_of(kernel), after.launches_of(after.kernel(kernel.id))
     if launch != LaunchMap():
-        if not old:
+        if not before.launches_of(kernel):
             return f"{kernel.name} was judged at other launch shapes, but nothing in this file launches it"
         if before.other_uses(kernel):
             return f"{kernel.name} was judged at other launch shapes, but it is also launched through its address"
-    pairs = zip(old, new, strict=False)
-    return next((said for was, now in pairs if (said := _differs(before, after, was, now, launch))), None)
+    for was, now in zip(_each(before), _each(after), strict=True):
+        pairs = zip(was.launches_of(was.kernel(kernel.id)), now.launches_of(now.kernel(kernel.id)), strict=False)
+        if said := next((said for a, b in pairs if (said := _differs(was, now, a, b, launch))), None):
+            return said
+    return None
+
+
+def _each(whole: Module) -> Iterator[Module]:
+    """Of joined files each one beside the header."""
+    for text in joined.each(whole.document.text):
+        yield whole if text == whole.document.text else module(Document(whole.document.path, text))
 
 
 def _differs(before: Module, after: Module, was: LaunchSite, now: LaunchSite, launch: LaunchMap) -> str | None:

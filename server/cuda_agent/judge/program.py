@@ -28,6 +28,7 @@ from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, p
 from cuda_agent.capture.session import Session
 from cuda_agent.errors import Cancelled, CompileError, WorkloadError
 from cuda_agent.model import Launch
+from cuda_agent.source import joined
 from cuda_agent.toolchain import options as words
 from cuda_agent.toolchain import sandbox
 from cuda_agent.toolchain.build import COMMANDS, RECORD, recorded_commands, sort_out
@@ -246,7 +247,8 @@ class Program:
     # ------------------------------------------------------------ the copy
 
     def _fresh(self, text: str) -> None:
-        """A new copy of the project with `text` as the judged file, newer than everything built from it."""
+        """A new copy of the project with `text` as the judged file (and those joined with it), newer than everything
+        built from them."""
         shutil.rmtree(self.copy, ignore_errors=True)
         copied = 0
 
@@ -262,9 +264,12 @@ class Program:
 
         try:
             shutil.copytree(self.cwd, self.copy, symlinks=True, ignore=_ignore, copy_function=copy)
-            target = self.copy / self.file.relative_to(self.cwd)
-            target.unlink(missing_ok=True)  # a link must not be written through
-            target.write_bytes(text.encode("utf-8", "surrogateescape"))
+            for file, content in joined.files(self.file, text):
+                if not file.is_relative_to(self.cwd):
+                    raise WorkloadError(f"{file.name} lies outside {self.cwd}, where the program was captured")
+                target = self.copy / file.relative_to(self.cwd)
+                target.unlink(missing_ok=True)  # a link must not be written through
+                target.write_bytes(content.encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise WorkloadError(f"{self.cwd} cannot be copied to {self.folder}: {error.strerror or error}") from error
 

@@ -44,12 +44,15 @@ class OpenFile:
         self.document, self._module = document, None
 
     def range(self, span: Span, encoding: Encoding) -> types.Range:
-        start = self.document.lines.position(span.start, encoding)
-        end = self.document.lines.position(span.end, encoding)
-        return types.Range(types.Position(*start), types.Position(*end))
+        return range_of(self.document, span, encoding)
 
     def offset(self, position: types.Position, encoding: Encoding) -> int:
         return self.document.lines.offset(position.line, position.character, encoding)
+
+
+def range_of(document: Document, span: Span, encoding: Encoding) -> types.Range:
+    start, end = (document.lines.position(offset, encoding) for offset in (span.start, span.end))
+    return types.Range(types.Position(*start), types.Position(*end))
 
 
 class Documents:

@@ -17,6 +17,7 @@ from cuda_agent.lsp.jobs import Job
 from cuda_agent.lsp.proposals import source_hash
 from cuda_agent.model import Candidate, Proposal, Verdict
 from cuda_agent.source import symbols
+from cuda_agent.source.documents import Document
 
 if TYPE_CHECKING:
     from cuda_agent.lsp.server import CudaAgentServer
@@ -58,7 +59,7 @@ def _proposal(job: Job, event: JobDone) -> Proposal | None:
         verdict = replace(verdict, status="undecided")
     elif job.kind == "optimize" and verdict.status != "verified":
         return None
-    module = symbols.module(job.document)
+    module = symbols.module(Document(job.document.path, candidate.original))  # with what is joined with the file
     hash = source_hash(module, module.kernel(job.kernel))
     id = uuid.uuid4().hex[:12]
     return Proposal(id, job.uri, job.kernel, hash, candidate, verdict, str(outcome.get("diff", "")))

@@ -10,17 +10,18 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cuda_agent import paths
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.errors import SourceError
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.model import Edit, Kernel, Proposal
-from cuda_agent.source import edits, symbols
+from cuda_agent.source import documents, edits, joined, symbols
+from cuda_agent.source.documents import Document
 
 State = Literal["fresh", "stale", "accepted", "rejected"]
 
@@ -36,13 +37,21 @@ def source_hash(module: symbols.Module, kernel: Kernel) -> str:
     return digest.hexdigest()
 
 
+class Beside(NamedTuple):
+    """Another file that a proposal is about: as the editor has it, else as it is on disk, with no version."""
+
+    uri: str
+    document: Document
+    version: int | None
+
+
 def rebased(proposal: Proposal, text: str) -> tuple[Edit, ...]:
     """The candidate's edits for `text`, which may differ from the judged text elsewhere. SourceError when a change
     since then touches a place that the candidate edits."""
     found = edits.rebase(proposal.candidate.edits, proposal.candidate.original, text)
     if found is None:
         raise SourceError(
-            "the file changed since in a place that this proposal edits; undo that change, or optimise the kernel again"
+            "the text changed since in a place that this proposal edits; undo that change, or optimise the kernel again"
         )
     return found
 
@@ -57,8 +66,10 @@ class _Kept:
 
 
 class Proposals:
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, documents: Callable[[], Iterable[OpenFile]] = tuple) -> None:
+        """`documents`: the open files."""
         self.folder = folder or paths.cache_dir() / "proposals"
+        self.documents = documents
         self._by_uri: dict[str, dict[str, _Kept]] = {}
 
     def put(self, proposal: Proposal) -> None:
@@ -92,6 +103,24 @@ class Proposals:
                     stale = replace(kept.proposal, state=state)
         return stale
 
+    def beside(self, file: OpenFile, name: str) -> Beside:
+        """The file of that name in a text that is joined with `file`. SourceError when it cannot be read."""
+        path = joined.path_of(Path(file.document.path), name)
+        open_ = next((other for other in self.documents() if other.path == path), None)
+        if open_ is not None:
+            return Beside(open_.uri, open_.document, open_.document.version)
+        return Beside(path.as_uri(), documents.read(path), None)
+
+    def whole(self, proposal: Proposal, file: OpenFile) -> str:
+        """The text that the proposal is about, as it is now. SourceError when a file of it cannot be read."""
+        like = proposal.candidate.original
+        return joined.again(like, file.document.text, lambda name: self.beside(file, name).document.text)
+
+    def version(self, proposal: Proposal, file: OpenFile) -> int:
+        """Grows with every change of a file that the proposal is about."""
+        others = (self.beside(file, name).version or 0 for name in joined.others(proposal.candidate.original))
+        return file.document.version + sum(others)
+
     def accept(self, proposal: Proposal, version: int) -> None:
         self._set(proposal, "accepted", version)
 
@@ -109,11 +138,14 @@ class Proposals:
         if proposal.state == "rejected":
             return "rejected"
         try:
-            same = source_hash(file.module, file.module.kernel(proposal.kernel)) == proposal.source_hash
-        except SourceError:  # the kernel is gone or half typed
+            text = self.whole(proposal, file)
+            module = file.module if text == file.document.text else symbols.module(Document(file.document.path, text))
+            same = source_hash(module, module.kernel(proposal.kernel)) == proposal.source_hash
+        except SourceError:  # the kernel is gone or half typed, or another file is
             same = False
         if proposal.state == "accepted":
-            if not (same and kept.accepted_at is not None and file.document.version > kept.accepted_at):
+            at = kept.accepted_at
+            if not (same and at is not None and self.version(proposal, file) > at):
                 return "accepted"
             kept.proposal, kept.accepted_at = replace(proposal, state="fresh"), None  # undone
         return "fresh" if same else "stale"

@@ -50,7 +50,7 @@ class CudaAgentServer(LanguageServer):
         self.documents = Documents()
         self.settings = Settings()
         self.trust = Trust(None)
-        self.proposals = Proposals()
+        self.proposals = Proposals(documents=lambda: self.documents)
         self.engine = EngineClient(self._engine_said, self._engine_lost)
         self.jobs = Jobs(self, lambda job, event: outcomes.finish(self, job, event))
         self.facts = CompilerFacts(self, lambda file: outcomes.facts_changed(self, file))

@@ -143,7 +143,7 @@ class Context:
 
     @cached_property
     def eol(self) -> str:
-        return "\r\n" if b"\r\n" in self.module.document.data else "\n"
+        return "\r\n" if b"\r\n" in self.module.document.data[: self.module.own_end] else "\n"
 
     def unused(self, name: str) -> str:
         """`name`, or `name` with a number when the file has it already."""

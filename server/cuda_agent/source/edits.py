@@ -6,6 +6,7 @@ insert at one offset are applied in the order given.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from difflib import SequenceMatcher
 
 from cuda_agent.errors import SourceError
 from cuda_agent.model import Edit, Span
+from cuda_agent.source import joined
 from cuda_agent.source.documents import decode, encode
 
 _TOKEN = re.compile(r"\d[\w.]*|\w+|[ \t]+|\r\n|.", re.DOTALL)
@@ -79,19 +81,21 @@ def rebase(edits: Iterable[Edit], base: str, now: str) -> tuple[Edit, ...] | Non
 
 
 def minimal(old: str, new: str) -> tuple[Edit, ...]:
-    """The edits from `old` to `new`, first by lines, then by tokens inside the lines that differ.
-    `apply(old, minimal(old, new)) == new` always."""
-    if old == new:
-        return ()
+    """The edits from `old` to `new`, first by lines, then by tokens inside the lines that differ; of joined files each
+    by itself. `apply(old, minimal(old, new)) == new` always."""
+    files = joined.pairs(old, new)
+    return tuple(edit for was, now in files if was.text != now.text for edit in _edits(was.text, now.text, was.start))
+
+
+def _edits(old: str, new: str, offset: int) -> list[Edit]:
     edits: list[Edit] = []
-    offset = 0
     old_lines, new_lines = _LINE.findall(old), _LINE.findall(new)
     for equal, old_part, new_part in _diff(old_lines, new_lines):
         before, after = "".join(old_part), "".join(new_part)
         if not equal:
             edits += _by_tokens(before, after, offset)
         offset += len(encode(before))
-    return tuple(edits)
+    return edits
 
 
 def _by_tokens(before: str, after: str, offset: int) -> list[Edit]:
@@ -137,7 +141,18 @@ def _common_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
 
 
 def unified_diff(old: str, new: str, path: str, context: int = 3) -> str:
-    """A diff that `patch -p1` and `git apply` take; "" when nothing differs."""
+    """A diff that `patch -p1` and `git apply` take; "" when nothing differs. Joined files have one part each, named
+    from the folder of `path`."""
+    folder = posixpath.dirname(path)
+    return "".join(
+        _one_diff(
+            was.text, now.text, posixpath.normpath(posixpath.join(folder, was.name)) if was.name else path, context
+        )
+        for was, now in joined.pairs(old, new)
+    )
+
+
+def _one_diff(old: str, new: str, path: str, context: int) -> str:
     lines = _hunks(_split(old), _split(new), context)
     if not lines:
         return ""

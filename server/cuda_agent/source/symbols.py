@@ -13,9 +13,9 @@ from tree_sitter import Node
 
 from cuda_agent.errors import SourceError
 from cuda_agent.model import Kernel, LaunchSite, Span
-from cuda_agent.source import resolve
+from cuda_agent.source import joined, resolve
 from cuda_agent.source.body import contents
-from cuda_agent.source.documents import Document
+from cuda_agent.source.documents import Document, encode
 from cuda_agent.source.headers import Header
 from cuda_agent.source.launches import launches
 from cuda_agent.source.lexical import closing, cut, split_commas
@@ -41,17 +41,24 @@ class Module:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Kernel definitions in text order; declarations are not among them."""
-        return tuple(self._kernel(header) for header in self.tree.headers if header.body is not None)
+        """The file's kernel definitions in text order; declarations are not among them."""
+        found = (header for header in self.tree.headers if header.body is not None)
+        return tuple(self._kernel(header) for header in found if header.name_span.start < self.own_end)
 
     @cached_property
     def launches(self) -> tuple[LaunchSite, ...]:
         return launches(self.document, self.tree)
 
     @cached_property
+    def own_end(self) -> int:
+        """Where the file itself ends; other files may be joined with it (`joined.py`)."""
+        return len(encode(joined.own(self.document.text)))
+
+    @cached_property
     def has_main(self) -> bool:
+        """Whether the file itself has one."""
         code = self.tree.lexed.code
-        for match in _MAIN.finditer(code):
+        for match in _MAIN.finditer(code, 0, self.own_end):
             close = closing(code, match.end() - 1)
             if close is not None and _BODY.match(code, close + 1):
                 return True

@@ -8,11 +8,12 @@ header's text in the directive's place, under `#line`: diagnostics and debug lin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cuda_agent.model import Build
+from cuda_agent.source import joined
 
 MOST = 64  # sources that are looked through
 LARGEST = 1 << 20  # bytes of a file that is looked through
@@ -35,40 +36,52 @@ def including(header: Path, sources: Iterable[Path]) -> Path | None:
     """The first source that includes the header, itself or through other headers."""
     for source in sources:
         text = _read(source)
-        if text is not None and _spliced(text, source, header, "", (), set()) is not None:
+        if text is not None and _spliced(text, source, {header.resolve(): (header, "")}, (), set()) is not None:
             return source
     return None
 
 
 def unit_of(build: Build, text: str) -> tuple[Build, str]:
     """What is compiled for `text` as the content of `build.file`: for a header the source that includes it, with its
-    own build; for any other file, and where that source no longer includes it, the text as it is."""
+    own build; for any other file, and where that source no longer includes it, the text as it is. Files that are joined
+    with the header (`source/joined.py`) have their joined texts there, too."""
     if build.through is None:
         return build, text
+    contents = {path.resolve(): (path, other) for path, other in joined.files(build.file, text)}
     folders = [Path(flag[2:]) for flag in build.flags if flag.startswith("-I")]
-    source = _read(build.through)
-    spliced = _spliced(source, build.through, build.file, text, folders, set()) if source is not None else None
-    if spliced is None:
-        return replace(build, through=None), text
+    _, source = contents.get(build.through.resolve(), (None, _read(build.through)))
+    seen: set[Path] = set()
+    spliced = _spliced(source, build.through, contents, folders, seen) if source is not None else None
+    if spliced is None or build.file.resolve() not in seen:
+        return replace(build, through=None), joined.own(text)
     return replace(build, file=build.through, through=None), spliced
 
 
-def _spliced(text: str, path: Path, header: Path, content: str, folders: Sequence[Path], seen: set[Path]) -> str | None:
-    """`text`, the content of `path`, with `content` where it first includes the header; None when it does not."""
+def _spliced(
+    text: str,
+    path: Path,
+    contents: Mapping[Path, tuple[Path, str]],
+    folders: Sequence[Path],
+    seen: set[Path],
+) -> str | None:
+    """`text`, the content of `path`, with the given contents (by real path: the path that messages name, and the text)
+    where it first includes these files; None when it includes none of them."""
     seen.add(path.resolve())
+    pieces: list[str] = []
+    at = 0
     for match in _INCLUDE.finditer(text):
         found = next((f / match[1] for f in (path.parent, *folders) if (f / match[1]).is_file()), None)
-        if found is None or found.resolve() in seen:
+        if found is None or (real := found.resolve()) in seen:
             continue
-        inner: str | None = content
-        if found.resolve() != header.resolve():
-            between = _read(found)
-            inner = _spliced(between, found, header, content, folders, seen) if between is not None else None
+        name, content = contents.get(real, (found, _read(found)))
+        inner = _spliced(content, found, contents, folders, seen) if content is not None else None
+        if inner is None and real in contents:
+            inner = content
         if inner is not None:
             line = text.count("\n", 0, match.start()) + 2
-            part = f"{_line(1, header if found.resolve() == header.resolve() else found)}\n{inner}\n{_line(line, path)}"
-            return text[: match.start()] + part + text[match.end() :]
-    return None
+            pieces += (text[at : match.start()], f"{_line(1, name)}\n{inner}\n{_line(line, path)}")
+            at = match.end()
+    return "".join((*pieces, text[at:])) if pieces else None
 
 
 def _line(number: int, path: Path) -> str:

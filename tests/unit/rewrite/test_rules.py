@@ -15,6 +15,7 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
 from cuda_agent.model import Arg, Buffer, Candidate, Facts, Launch, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context
+from cuda_agent.source import joined
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import apply, unified_diff
 from cuda_agent.source.symbols import module
@@ -53,10 +54,15 @@ def facts(settings: dict[str, str]) -> Facts | None:
     return Facts("_Z1kv", "k()", "sm_90", registers, 0, 0, 0, 0, 0, "", 0)
 
 
+def sources(archive: Archive) -> list[str]:
+    """The kernel's file, and after a header the files that launch its kernels."""
+    return [name for name in archive.files if name not in ("after.diff", "refusal.txt")]
+
+
 def attempt(archive: Archive) -> tuple[Context, Candidate | str]:
     settings = archive.settings
-    before = archive.files["before.cu"]
-    path = "before.cu"
+    path, *others = sources(archive)
+    before = joined.join(archive.files[path], {name: archive.files[name] for name in others})
     kernel = settings.get("kernel") or module(Document(path, before)).kernels[0].id
     context = Context.make(Path(path), before, kernel, workload(kernel, settings), facts=facts(settings))
     rule = next(r for r in RULES if r.name == settings["rule"].split("(")[0])
@@ -81,14 +87,16 @@ def test_rule(path: Path, update: bool) -> None:
     config.use(config.parse(config.from_words(archive.settings.get("set", "").split())))
     context, got = attempt(archive)
     name = "after.diff" if isinstance(got, Candidate) else "refusal.txt"
-    said = unified_diff(got.original, got.text, "before.cu") if isinstance(got, Candidate) else got + "\n"
+    said = got + "\n" if isinstance(got, str) else ""
     if isinstance(got, Candidate):
+        shown = joined.shown(Path("/project/src", sources(archive)[0]), got.original)
+        said = unified_diff(got.original, got.text, shown)
         said += f"launch {' '.join(got.launch.grid)} | {' '.join(got.launch.block)} · {got.numeric}\n"
         assert apply(got.original, got.edits) == got.text
-        after = module(Document("before.cu", got.text))
+        after = module(Document(context.module.document.path, got.text))
         assert launch_text.mismatch(context.module, after, context.kernel, got.launch) is None
     if update:
-        archive.files = {"before.cu": archive.files["before.cu"], name: said}
+        archive.files = {source: archive.files[source] for source in sources(archive)} | {name: said}
         archive.write()
     assert {name: archive.files.get(name)} == {name: said}
 

@@ -8,6 +8,7 @@ import pytest
 
 from cuda_agent.errors import CompileError, ToolMissing
 from cuda_agent.report import file_facts
+from cuda_agent.source import joined
 from cuda_agent.toolchain import header, nvcc
 from cuda_agent.toolchain.build import find_build
 
@@ -106,3 +107,28 @@ def test_an_error_is_on_the_header_s_line(built: Path) -> None:
 def test_the_command_line_s_facts_are_of_the_header_s_own_kernels(built: Path) -> None:
     (built / "sizes.h").write_text("#pragma once\n__global__ void other(int *x) { *x = 1; }\n")
     assert [row["kernel"] for row in file_facts(built / "kernel.h", None, "sm_90")["kernels"]] == ["scale"]
+
+
+def test_joined_files_have_their_joined_texts_in_the_unit(tmp_path: Path) -> None:
+    files = {
+        "kernel.h": HEADER,
+        "run.h": "void run() {}\n",
+        "main.cu": f'{MAIN}#include "run.h"\n#include "kernel.h"\n',
+    }
+    project(tmp_path, files)
+    build = find_build(tmp_path / "kernel.h")
+    changed = {
+        "run.h": "void run() { scale<3><<<1, BLOCK>>>(nullptr); }\n",
+        "main.cu": files["main.cu"].replace("64", "32"),
+    }
+    unit, text = header.unit_of(build, joined.join(HEADER.replace("*=", "+="), changed))
+    assert unit.file == tmp_path / "main.cu"
+    assert "#define BLOCK 32" in text
+    assert text.count("x[i] += N") == 1
+    assert text.count("void run() { scale<3>") == 1
+    assert f'#line 1 "{tmp_path}/run.h"' in text
+    assert text.endswith('#include "kernel.h"\n')  # the second time
+    assert "cuda_agent" not in text
+    (tmp_path / "main.cu").write_text("int main() {}\n")
+    unit, text = header.unit_of(build, joined.join(HEADER, {"run.h": changed["run.h"]}))
+    assert (unit.file, text) == (tmp_path / "kernel.h", HEADER)

@@ -16,6 +16,7 @@ from cuda_agent.judge.case import Case
 from cuda_agent.judge.edit_tokens import Selection, Token, select
 from cuda_agent.judge.gate import Needs, failed, not_run, passed
 from cuda_agent.model import GateResult, LaunchSite
+from cuda_agent.source import joined
 from cuda_agent.source.tree import callee, calls, walk
 
 
@@ -24,10 +25,11 @@ class EditPolicy:
     the candidate must be the original file with only the selected kernel, the device helpers it alone uses, its
     launch sites and the host variables that only feed those changed; with the same signature (const and __restrict__
     may be added) unless every launch site changed too; with launch sites that launch the very shapes the candidate is
-    judged at (`launch_text.py`); without new assembly, printing, heap, traps, clocks, launches, globals, persistent
-    state, includes, macros, attributes, volatile or odd spellings; calling only device functions of the file and
-    CUDA's own; and in no lower precision unless the person opted in. It reads text, not meaning: it cannot see a wrong
-    result, only means that no honest rewrite needs."""
+    judged at (`launch_text.py`); with nothing but launches changed in the other files that launch a header's kernel;
+    without new assembly, printing, heap, traps, clocks, launches, globals, persistent state, includes, macros,
+    attributes, volatile or odd spellings; calling only device functions of the file and CUDA's own; and in no lower
+    precision unless the person opted in. It reads text, not meaning: it cannot see a wrong result, only means that no
+    honest rewrite needs."""
 
     id: ClassVar[str] = "G0"
     name: ClassVar[str] = "edit policy"
@@ -35,6 +37,8 @@ class EditPolicy:
     needs: ClassVar[Needs] = "text"
 
     def check(self, case: Case) -> GateResult:
+        if list(joined.others(case.original)) != list(joined.others(case.candidate.text)):
+            return failed(self, "the candidate is joined with other files than the original")
         before = select(case.module, case.workload.kernel)
         if before is None:
             return not_run(self, f"the file has no kernel {case.workload.kernel}", undecided=True)
@@ -52,7 +56,9 @@ class EditPolicy:
             return failed(self, f"the text launches other shapes than were judged: {wrong}")
         if case.unchanged_text:
             return passed(self, "the candidate is the original, letter for letter")
-        return passed(self, f"only {before.kernel.name}, what it alone uses and its launches changed")
+        names = ", ".join(joined.others(case.original))
+        launched = f"its launches in {names}" if names else "its launches"
+        return passed(self, f"only {before.kernel.name}, what it alone uses and {launched} changed")
 
 
 def violations(before: Selection, after: Selection, allow: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -74,7 +80,8 @@ def violations(before: Selection, after: Selection, allow: frozenset[str] = froz
 
 
 def _outside(before: Selection, after: Selection) -> Iterator[str]:
-    """The rest of the file is the same tokens, but for includes and an alias that device code may need."""
+    """The rest of the file is the same tokens, but for includes and an alias that device code may need; of files that
+    are joined with it there is no such thing."""
     old, new = before.rest(), _without_allowed(after.rest(), before.rest())
     if old == new:
         return
@@ -88,9 +95,12 @@ def _outside(before: Selection, after: Selection) -> Iterator[str]:
 
 def _without_allowed(new: list[str], old: list[str]) -> list[str]:
     known = set(old)
-    kept, index = [], 0
+    kept: list[str] = []
+    index = 0
     alias = ["namespace", None, "=", "cooperative_groups", ";"]
     while index < len(new):
+        if joined.is_mark(new[index]):
+            return kept + new[index:]
         include = re.fullmatch(r"#include <([^>]+)>", new[index])
         if include and include[1] in vocabulary.INCLUDES and new[index] not in known:
             index += 1

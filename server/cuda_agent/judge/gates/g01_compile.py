@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from cuda_agent.errors import CompileError, WorkloadError
@@ -9,16 +10,20 @@ from cuda_agent.judge import record
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, failed, not_run, passed
 from cuda_agent.model import Facts, GateResult
+from cuda_agent.source import joined
+from cuda_agent.toolchain.build import find_build
+from cuda_agent.toolchain.options import HEADERS
 
 WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
 
 
 class Compile:
     """Original and candidate are compiled for the device by one compiler with one list of flags, those of the
-    person's own build, so neither is favoured. A launch must then be possible: registers times threads, threads a
-    block (and within a promised `__launch_bounds__`) and shared bytes within the device's limits, for every launch
-    shape. (That a slice of the file has the same SASS as the whole file is checked by the toolchain before it uses a
-    slice at all.) On the emulator there are no registers to count; its limits are those of the GPU it stands for."""
+    person's own build, so neither is favoured; every other source in which a launch is edited is compiled with its own.
+    A launch must then be possible: registers times threads, threads a block (and within a promised
+    `__launch_bounds__`) and shared bytes within the device's limits, for every launch shape. (That a slice of the file
+    has the same SASS as the whole file is checked by the toolchain before it uses a slice at all.) On the emulator
+    there are no registers to count; its limits are those of the GPU it stands for."""
 
     id: ClassVar[str] = "G1"
     name: ClassVar[str] = "compile"
@@ -34,6 +39,10 @@ class Compile:
             candidate = case.candidate_binary
         except CompileError as error:
             return failed(self, f"the candidate does not compile: {_first(error)}", diagnostics=error.diagnostics)
+        try:
+            uncompiled = _other_sources(case)
+        except CompileError as error:
+            return failed(self, f"an edited launch does not compile: {_first(error)}", diagnostics=error.diagnostics)
         if original.path != candidate.path or original.flags != candidate.flags:
             return not_run(
                 self,
@@ -51,9 +60,29 @@ class Compile:
             if refusal := misfit(case, index, after):
                 return failed(self, refusal)
             facts.append((original.kernels[before], after))
-        return passed(
-            self, _detail(case, facts), path=candidate.path, registers=[[a.registers, b.registers] for a, b in facts]
-        )
+        detail = _detail(case, facts)
+        if uncompiled:
+            detail += f"; {', '.join(uncompiled)}: launches edited and not compiled, how it is built is not known"
+        return passed(self, detail, path=candidate.path, registers=[[a.registers, b.registers] for a, b in facts])
+
+
+def _other_sources(case: Case) -> list[str]:
+    """Compiles the sources, besides the one that the header is compiled with, in which the candidate edits launches;
+    returns the names of those that no compilation database or capture tells how to build. Raises CompileError."""
+    unknown = []
+    for was, now in joined.pairs(case.original, case.candidate.text):
+        if was.name is None or was.text == now.text:
+            continue
+        path = joined.path_of(case.build.file, was.name)
+        if path.suffix in HEADERS or path == case.build.through:
+            continue
+        build = find_build(path)
+        if build.origin == "default":
+            unknown.append(was.name)
+        else:
+            here = replace(build, file=case.build.file, through=path)
+            case.device.compile(here, case.candidate.text, untrusted=case.candidate.origin.startswith("model"))
+    return unknown
 
 
 def misfit(case: Case, index: int, facts: Facts) -> str | None:

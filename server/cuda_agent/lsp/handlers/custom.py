@@ -10,13 +10,14 @@ from cuda_agent.lsp import render
 from cuda_agent.lsp.guard import feature
 from cuda_agent.lsp.proposals import rebased
 from cuda_agent.lsp.server import SCHEME, CudaAgentServer
-from cuda_agent.source import edits
+from cuda_agent.source import edits, joined
 
 
 def proposal(server: CudaAgentServer, params: Any) -> dict[str, Any] | None:
-    """`{id}` or `{uri: "cuda-agent-proposal:/ID/NAME"}`: everything a client needs to show one proposal."""
+    """`{id}` or `{uri: "cuda-agent-proposal:/ID/NUMBER/NAME"}`: everything a client needs to show one proposal."""
     values = params if isinstance(params, Mapping) else {}
-    id = str(values.get("id") or proposal_id(str(values.get("uri", ""))))
+    uri = str(values.get("uri", ""))
+    id = str(values.get("id") or proposal_id(uri))
     found = server.proposals.find(id, server.documents)
     if found is None:
         return None
@@ -27,7 +28,7 @@ def proposal(server: CudaAgentServer, params: Any) -> dict[str, Any] | None:
         "kernel": known.kernel,
         "state": known.state,
         "title": render.proposal_title(known),
-        "text": candidate_text(server, id),
+        "text": proposal_text(server, uri) if uri else candidate_texts(server, id)[0],
         "diff": known.diff,
         "evidence": "\n".join(render.proposal_hover(known)),
         "version": file.document.version,
@@ -82,20 +83,31 @@ def proposal_id(uri: str) -> str:
     return parts[0] if scheme == SCHEME and parts else ""
 
 
+def file_number(uri: str) -> int:
+    """Which file of the proposal a document's URI means: 0 is the kernel's own, the others follow in their order."""
+    parts = [part for part in uri.partition(":")[2].split("/") if part]
+    return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else 0
+
+
 def proposal_text(server: CudaAgentServer, uri: str) -> str:
-    return candidate_text(server, proposal_id(uri))
+    texts = candidate_texts(server, proposal_id(uri))
+    if file_number(uri) >= len(texts):
+        raise SourceError("there is no such file in this proposal")
+    return texts[file_number(uri)]
 
 
-def candidate_text(server: CudaAgentServer, id: str) -> str:
-    """The file as it would be after accepting; for a proposal that no longer fits, the text that was judged."""
+def candidate_texts(server: CudaAgentServer, id: str) -> list[str]:
+    """The files as they would be after accepting; for a proposal that no longer fits, the texts that were judged."""
     found = server.proposals.find(id, server.documents)
     if found is None:
         raise SourceError("there is no such proposal any more")
     file, known = found
     try:
-        return edits.apply(file.document.text, rebased(known, file.document.text))
+        whole = server.proposals.whole(known, file)
+        text = edits.apply(whole, rebased(known, whole))
     except SourceError:
-        return known.candidate.text
+        text = known.candidate.text
+    return [part.text for part in joined.parts(text)]
 
 
 def register(server: CudaAgentServer) -> None:

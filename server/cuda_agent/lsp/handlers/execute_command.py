@@ -4,8 +4,8 @@ Each command takes one object: `{uri, kernel}`, `{uri, kernel, proposal}` or `{j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lsprotocol import types
@@ -19,12 +19,14 @@ from cuda_agent.lsp import inputs, render
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.lsp.edits import workspace_edit
 from cuda_agent.lsp.guard import command
+from cuda_agent.lsp.handlers.custom import proposal_text
 from cuda_agent.lsp.jobs import Jobs
 from cuda_agent.lsp.proposals import rebased
 from cuda_agent.lsp.protocol import reply
 from cuda_agent.lsp.server import SCHEME, CudaAgentServer
 from cuda_agent.model import Kernel, Proposal
-from cuda_agent.source import edits
+from cuda_agent.source import documents, edits, joined
+from cuda_agent.source.documents import Document
 
 
 async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
@@ -32,7 +34,14 @@ async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]
     await _ready(server, file, kernel)
     if not file.module.has_main and not (file.path and inputs.has_inputs(file.path)):
         await _need_run_command(server, file, kernel)
-    params = Optimize(str(file.path), file.document.text, kernel.id, settings_for(server, where), Jobs.new_id())
+    params = Optimize(
+        str(file.path),
+        file.document.text,
+        kernel.id,
+        settings_for(server, where),
+        Jobs.new_id(),
+        _unsaved(server, file),
+    )
     return {"job": server.jobs.start("optimize", file.uri, kernel.id, file.document, params).id}
 
 
@@ -49,7 +58,7 @@ async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
     """Judge the proposal's edits against the text as it is now."""
     file, proposal = _proposal(server, where)
     await _ready(server, file, file.module.kernel(proposal.kernel))
-    text, candidate = file.document.text, proposal.candidate
+    text, candidate = server.proposals.whole(proposal, file), proposal.candidate
     params = Verify(
         str(file.path),
         text,
@@ -61,7 +70,8 @@ async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
         settings_for(server, where),
         Jobs.new_id(),
     )
-    return {"job": server.jobs.start("verify", file.uri, proposal.kernel, file.document, params).id}
+    judged = Document(file.document.path, text, file.document.version)
+    return {"job": server.jobs.start("verify", file.uri, proposal.kernel, judged, params).id}
 
 
 async def accept(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
@@ -73,7 +83,7 @@ async def accept(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
         raise UsageError(
             "this editor does not apply a server's edits: use the code action Accept, which carries the edit"
         )
-    version = file.document.version
+    version = server.proposals.version(proposal, file)
     label = f"CUDA Agent: {proposal.kernel}, {render.proposal_title(proposal)}"
     edit = workspace_edit(server, file, proposal)
     answer = await reply(server.workspace_apply_edit(types.ApplyWorkspaceEditParams(edit=edit, label=label)))
@@ -88,7 +98,7 @@ async def accept(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
 async def accepted(server: CudaAgentServer, where: Any = None) -> None:
     """After a code action that carried the edit itself."""
     file, proposal = _proposal(server, where)
-    server.proposals.accept(proposal, file.document.version)
+    server.proposals.accept(proposal, server.proposals.version(proposal, file))
     server.refresh_soon()
 
 
@@ -102,24 +112,36 @@ async def show_diff(server: CudaAgentServer, where: Any = None) -> dict[str, Any
     """The client's own diff view where it has one of ours; else the candidate as a document; else the diff as text."""
     file, proposal = _proposal(server, where)
     title = f"{proposal.kernel}: {render.proposal_title(proposal)}"
-    name = Path(file.path or "candidate.cu").name
-    virtual = f"{SCHEME}:/{proposal.id}/{name}"
+    own = (file.uri, f"{SCHEME}:/{proposal.id}/{Path(file.path or 'candidate.cu').name}")
+    shown = list(_changed_files(server, file, proposal, own)) or [own]
     if server.client.custom("showDiff"):
-        params = {"uri": file.uri, "proposal": proposal.id, "candidate": virtual, "title": title}
+        files = [{"uri": uri, "candidate": virtual} for uri, virtual in shown]
+        params = {**files[0], "proposal": proposal.id, "title": title, "files": files}
         server.protocol.notify("cudaAgent/showDiff", params)
     elif server.client.shows_documents:
-        text = (
-            edits.apply(file.document.text, rebased(proposal, file.document.text)) if proposal.state == "fresh" else ""
-        )
-        uri = (
-            virtual
-            if server.client.text_document_content
-            else _on_disk(proposal, name, text or proposal.candidate.text)
-        )
-        await reply(server.window_show_document(types.ShowDocumentParams(uri=uri, take_focus=True)))
+        for _, virtual in shown:
+            uri = virtual
+            if not server.client.text_document_content:
+                uri = _on_disk(proposal, PurePosixPath(virtual).name, proposal_text(server, virtual))
+            await reply(server.window_show_document(types.ShowDocumentParams(uri=uri, take_focus=True)))
     else:
         server.say(proposal.diff)
-    return {"diff": proposal.diff, "candidate": virtual}
+    return {"diff": proposal.diff, "candidate": shown[0][1]}
+
+
+def _changed_files(
+    server: CudaAgentServer, file: OpenFile, proposal: Proposal, own: tuple[str, str]
+) -> Iterator[tuple[str, str]]:
+    """URI and virtual document of every file that the proposal changes; `own` are the kernel's file's."""
+    for number, (was, now) in enumerate(joined.pairs(proposal.candidate.original, proposal.candidate.text)):
+        if was.text == now.text:
+            continue
+        if was.name is None:
+            yield own
+        else:
+            path = joined.path_of(Path(file.document.path), was.name)
+            open_ = next((other.uri for other in server.documents if other.path == path), path.as_uri())
+            yield open_, f"{SCHEME}:/{proposal.id}/{number}/{path.name}"
 
 
 async def cancel(server: CudaAgentServer, which: Any = None) -> dict[str, Any]:
@@ -218,6 +240,20 @@ async def _need_run_command(server: CudaAgentServer, file: OpenFile, kernel: Ker
             server.configure({"runCommand": str(command)})
             return
     raise UsageError(f"{kernel.name}: no run command yet: set cudaAgent.runCommand to what runs your program")
+
+
+def _unsaved(server: CudaAgentServer, file: OpenFile) -> dict[str, str]:
+    """Texts of the other open files that are not on disk like that."""
+
+    def saved(other: OpenFile) -> bool:
+        try:
+            return other.path is None or documents.is_saved(other.path, other.document.text)
+        except SourceError:  # not there
+            return False
+
+    return {
+        str(other.path): other.document.text for other in server.documents if other is not file and not saved(other)
+    }
 
 
 def _on_disk(proposal: Proposal, name: str, text: str) -> str:
