@@ -2,7 +2,8 @@
 
 Where the two files launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the
 edit policy lets them, the candidate's own program is run under the same capture, in the way that the original's was,
-and its launches are paired with the original's, in order.
+and its launches are paired with the original's, in order. Of a model's text nothing runs on the host: there the launch
+texts alone say the shapes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
+from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.program import Program, is_executable
 from cuda_agent.model import Candidate, LaunchMap, Verdict
 from cuda_agent.source.documents import Document
@@ -51,6 +53,14 @@ class VerifyRequest:
     run_command: tuple[str, ...] | None = None
     timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
     options: JudgeOptions = field(default_factory=JudgeOptions)
+    text: str | None = None  # the original's, where it differs from the file: an editor's
+    rewrite: str | None = None  # the candidate's text; `candidate` is then only its name
+    origin: str = "person"
+
+    @property
+    def untrusted(self) -> bool:
+        """Text from a model: compiled in the sandbox only, and its host code is never run."""
+        return self.origin.startswith("model")
 
 
 def verify(
@@ -61,13 +71,14 @@ def verify(
     device: Device | None = None,
 ) -> Verification:
     """One full verdict. Raises NoInputs when nothing was captured and nothing can be."""
-    old, new = read_source(request.original), read_source(request.candidate)
+    old = read_source(request.original) if request.text is None else request.text
+    new = read_source(request.candidate) if request.rewrite is None else request.rewrite
     before, after = (
         parse_module(Document(str(request.original), old)),
         parse_module(Document(str(request.original), new)),
     )
     build = find_build(request.original)
-    opened = device or open_device(request.device)
+    opened = device or open_device(request.device, untrusted=request.untrusted)
     try:
         workload = find_or_make(
             request.original,
@@ -87,12 +98,15 @@ def verify(
             old,
             new,
             minimal(old, new),
-            "person",
+            request.origin,
             "reassociated",
             LaunchMap(),
             id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
         )
-        if _outside_kernels(before) != _outside_kernels(after):
+        if request.untrusted:
+            case = Case(opened, build, workload, old, candidate, module=before, options=request.options)
+            candidate = replace(candidate, launch=launches_said(case))
+        elif _outside_kernels(before) != _outside_kernels(after):
             case = Case(
                 opened,
                 build,
