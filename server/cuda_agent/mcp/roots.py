@@ -44,12 +44,13 @@ def find(name: str, allowed: Sequence[Path]) -> tuple[Path, Path]:
     UsageError for a place outside, SourceError when there is no such file."""
     try:
         path = (allowed[0] / name).resolve()
-    except (OSError, RuntimeError, ValueError) as broken:
-        raise SourceError(f"{name!r} is no path: {broken}") from broken
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as broken:  # too long, a loop of links, a zero byte
+        raise SourceError(f"{name[:200]!r} is no path: {broken}") from broken
     inside = [folder for folder in allowed if path.is_relative_to(folder)]
     if not inside:
         where = ", ".join(map(str, allowed))
         raise UsageError(f"{name} is outside of the folders that this server may read ({where})")
-    if not path.is_file():
+    if not is_file:
         raise SourceError(f"{path}: no such file")
     return path, max(inside, key=lambda folder: len(folder.parts))
