@@ -287,17 +287,6 @@ async def test_a_cancel_and_a_closed_server_end_a_search_and_all_its_processes(
     await until_gone(jobs)
 
 
-async def test_the_clients_roots_count_where_no_folder_was_given(project: Path, env: dict[str, str]) -> None:
-    async def roots(context: Any) -> mcp_types.ListRootsResult:
-        return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri=project.as_uri())])
-
-    other = project.parent / "other"
-    other.mkdir()
-    async with connected(other, env, list_roots_callback=roots) as client:
-        assert f"{project} is not trusted" in await client.refused("facts", file="scale.cu")
-        assert "outside of the folders" in await client.refused("facts", file=str(other / "scale.cu"))
-
-
 # ---------------------------------------------------------------- beside a running server
 
 
@@ -315,9 +304,16 @@ async def test_beside_an_editor_unsaved_text_counts_and_a_proposal_is_shown(
         return found is not None and "unsaved" in found.text
 
     await editor.until("the unsaved text", heard, 10)
-    link = project.parent / "link"
+    link, other = project.parent / "link", project.parent / "other"
     link.symlink_to(project)
-    async with connected(link, env) as client:
+    other.mkdir()
+    (other / "scale.cu").write_text(SCALE)
+
+    async def roots(context: Any) -> mcp_types.ListRootsResult:
+        return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri=link.as_uri())])
+
+    async with connected(other, env, list_roots_callback=roots) as client:  # it has roots, and no folder was given
+        assert "outside of the folders" in await client.refused("facts", file=str(other / "scale.cu"))
         found = await client.result("capture", file="scale.cu")
         assert [row["kernel"] for row in found["kernels"]] == ["unsaved"]
     assert path.read_text() == SCALE
