@@ -29,6 +29,7 @@ ORDER = [
     ("engine",),
     ("lsp", "progress"),
     ("report",),
+    ("mcp",),
     ("cli",),
     ("demo",),
 ]
@@ -39,6 +40,8 @@ OWNERS = {
     "lsprotocol": ("lsp",),
     "cupy": ("device",),
     "transformers": ("agent/models/transformers.py", "learn"),
+    "mcp": ("mcp",),
+    "mcp_types": ("mcp",),
     "torch": ("agent/models/transformers.py", "learn"),
     "openai": ("agent/models/endpoint.py",),
     "httpx2": ("agent/models/endpoint.py", "agent/models/wire.py"),

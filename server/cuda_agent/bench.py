@@ -26,11 +26,13 @@ def bench(
     args: tuple[str, ...] = (),
     run_command: tuple[str, ...] | None = None,
     timeout_s: float = RUN_TIMEOUT_S,
+    text: str | None = None,
     on_event: Callable[[Mapping[str, Any]], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """One row for each captured launch. DeviceError on the emulator: it does not measure time."""
-    text = read_source(path)
+    """One row for each captured launch; `text` is the editor's where it differs from the file. DeviceError on the
+    emulator: it does not measure time."""
+    text = read_source(path) if text is None else text
     module = parse_module(Document(str(path), text))
     build = find_build(path)
     with open_device(device) as dev:

@@ -1,4 +1,4 @@
-"""The command line: facts · capture · verify · bench · optimize · export-test · serve · worker · doctor.
+"""The command line: facts · capture · verify · bench · optimize · export-test · serve · mcp · trust · worker · doctor.
 
 With `--json` one JSON object goes to stdout; progress always goes to stderr. What no flag says is the setting's value
 (`--set`, docs/configuration.md). Exit codes: 0 verified, holds or done, 1 rejected or holds no longer, 2 could not
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cuda_agent import __version__, config
-from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, UsageError
+from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, ToolMissing, UsageError
 
 if TYPE_CHECKING:
     from cuda_agent.agent.loop import Outcome
@@ -166,6 +166,16 @@ def _parser() -> _Parser:
     command("serve", "Speak the Language Server Protocol on stdin and stdout.", device=False).add_argument(
         "--stdio", action="store_true"
     )
+    mcp = command("mcp", "Offer these tools to an agent: the Model Context Protocol on stdin and stdout.")
+    mcp.add_argument(
+        "folders", type=Path, nargs="*", metavar="FOLDER", help="where it may read files (default: the client's roots)"
+    )
+    mcp.add_argument(
+        "--any-command", action="store_true", help="let it capture with any command, not only the setting runCommand"
+    )
+    trust = command("trust", "Let editors and agents compile and run the code in a folder.", device=False)
+    trust.add_argument("folder", type=Path, nargs="?", default=Path(), help="default: this one")
+    trust.add_argument("--revoke", action="store_true", help="not any longer")
     worker = command("worker", "Own one device and run jobs from stdin (started by the other commands).")
     worker.add_argument("rest", nargs=argparse.REMAINDER)
     command("doctor", "What this machine has, what is missing and how to get it.", device=False)
@@ -198,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cuda_agent.lsp.app import main as serve
 
         return serve(given[1:])
+    if given[:1] == ["mcp"]:
+        return _mcp(_parser().parse_args(given))
     if given[:1] == ["worker"]:
         from cuda_agent.device.worker import main as work
 
@@ -221,6 +233,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
     return INTERRUPTED if stop.is_set() and code != 0 else code
+
+
+def _mcp(arguments: argparse.Namespace) -> int:
+    """Without Progress and our signal handlers: whoever started this ends it by closing its input."""
+    try:
+        values = {"device": arguments.device} if arguments.device else {}
+        settings = config.parse({**config.from_words(arguments.set), **values})
+        try:
+            from cuda_agent.mcp.app import main as serve
+        except ModuleNotFoundError as missing:
+            raise ToolMissing(
+                f"the MCP server needs the protocol's official SDK ({missing}): pip install 'cuda-agent-lsp[mcp]'"
+            ) from missing
+        return serve(arguments.folders, settings, arguments.any_command)
+    except CudaAgentError as error:
+        return _fail(arguments, error, error.exit_code)
 
 
 def _settle(arguments: argparse.Namespace) -> None:
@@ -555,6 +583,23 @@ def _best(outcomes: Sequence[Outcome]) -> Outcome:
     return min(outcomes, key=rank)
 
 
+def _trust(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent.lsp.trust import Trust, trust_file
+
+    if not arguments.folder.is_dir():
+        raise UsageError(f"{arguments.folder} is not a folder")
+    trusted = not arguments.revoke
+    Trust(arguments.folder).remember(trusted)
+    folder = Trust(arguments.folder)
+    if folder.remembered() is not trusted:
+        raise CudaAgentError(f"the answer cannot be kept in {trust_file()}: see above")
+    if arguments.json:
+        _print_json({"status": "done", "folder": str(folder.root), "trusted": trusted})
+    else:
+        print(f"{folder.root} is {'trusted' if trusted else 'not trusted'} now ({trust_file()})")
+    return 0
+
+
 def _doctor(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent.report import doctor, doctor_table
 
@@ -574,6 +619,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress, threading.Event]
     "bench": _bench,
     "optimize": _optimize,
     "export-test": _export_test,
+    "trust": _trust,
     "doctor": _doctor,
 }
 

@@ -36,3 +36,16 @@ def project_folders(source_file: Path) -> Iterator[Path]:
         yield folder
         if (folder / ".git").exists():
             return
+
+
+def run_dir() -> Path:
+    """Folder of the running servers' sockets, ours alone. In the cache, not in XDG_RUNTIME_DIR: whoever is started with
+    a short environment must find the same one. Created; OSError when it is somebody else's or cannot be made."""
+    folder = cache_dir() / "run"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of yours")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder

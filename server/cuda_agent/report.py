@@ -37,9 +37,10 @@ def _console() -> Console:
 # ---------------------------------------------------------------- facts
 
 
-def file_facts(path: Path, kernel: str | None, arch: str | None) -> dict[str, Any]:
-    """Facts of every kernel (or one) of a file, by instantiation. CompileError, ToolMissing."""
-    text = read_source(path)
+def file_facts(path: Path, kernel: str | None, arch: str | None, text: str | None = None) -> dict[str, Any]:
+    """Facts of every kernel (or one) of a file, by instantiation; `text` is the editor's where it differs from it.
+    CompileError, ToolMissing."""
+    text = read_source(path) if text is None else text
     module = parse_module(Document(str(path), text))
     wanted = module.kernel(kernel).qualified_name if kernel else None
     build = builds.find_build(path)

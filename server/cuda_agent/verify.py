@@ -1,9 +1,11 @@
 """Judge a person's own rewrite: two files, one kernel, the original's inputs. A header is judged with the files that
 launch its kernels: the candidate's are those that lie to it as the original's do to the original.
 
+
 Where both launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the edit
 policy lets them, the candidate's own program is run under the same capture, in the way that the original's was, and its
-launches are paired with the original's, in order.
+launches are paired with the original's, in order. Of a model's text nothing runs on the host: there the launch texts
+alone say the shapes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
+from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.program import Program, is_executable
 from cuda_agent.model import Candidate, LaunchMap, Verdict
 from cuda_agent.source import joined
@@ -54,6 +57,14 @@ class VerifyRequest:
     run_command: tuple[str, ...] | None = None
     timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
     options: JudgeOptions = field(default_factory=JudgeOptions)
+    text: str | None = None  # the original's, where it differs from the file: an editor's
+    rewrite: str | None = None  # the candidate's text; `candidate` is then only its name
+    origin: str = "person"
+
+    @property
+    def untrusted(self) -> bool:
+        """Text from a model: compiled in the sandbox only, and its host code is never run."""
+        return self.origin.startswith("model")
 
 
 def verify(
@@ -65,13 +76,14 @@ def verify(
 ) -> Verification:
     """One full verdict. Raises NoInputs when nothing was captured and nothing can be."""
     build = find_build(request.original)
-    old = with_launches(build, read_source(request.original))
-    new = joined.again(old, read_source(request.candidate), lambda name: _beside(request, name))
+    old = with_launches(build, read_source(request.original) if request.text is None else request.text)
+    new = read_source(request.candidate) if request.rewrite is None else request.rewrite
+    new = joined.again(old, new, lambda name: _beside(request, name))
     before, after = (
         parse_module(Document(str(request.original), old)),
         parse_module(Document(str(request.original), new)),
     )
-    opened = device or open_device(request.device)
+    opened = device or open_device(request.device, untrusted=request.untrusted)
     try:
         workload = find_or_make(
             request.original,
@@ -91,12 +103,15 @@ def verify(
             old,
             new,
             minimal(old, new),
-            "person",
+            request.origin,
             "reassociated",
             LaunchMap(),
             id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
         )
-        if _outside_kernels(before) != _outside_kernels(after):
+        if request.untrusted:
+            case = Case(opened, build, workload, old, candidate, module=before, options=request.options)
+            candidate = replace(candidate, launch=launches_said(case))
+        elif _outside_kernels(before) != _outside_kernels(after):
             case = Case(
                 opened,
                 build,

@@ -14,12 +14,15 @@ from cuda_agent import capture as room
 from cuda_agent.capture import CaptureOptions
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import NoInputs
+from cuda_agent.toolchain import sandbox
 from cuda_agent.verify import Verification, VerifyRequest, verify
 from cuda_agent.workload import bundle
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or shutil.which("make") is None, reason="needs make and g++, for the emulator"
 )
+
+needs_bwrap = pytest.mark.skipif(not sandbox.available(), reason="needs bubblewrap")
 
 # It wants an argument that only the Makefile knows; with the command's own, `run`, it launches nothing.
 SCALE = """\
@@ -134,3 +137,62 @@ def test_a_program_captured_as_it_is(device: Device, tmp_path: Path) -> None:
     assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
     again = asked(device, file, tmp_path, ("(n + 31) / 32, 32", "(n + 15) / 16, 16"))
     assert again.verdict.status == "verified"
+
+
+# ---------------------------------------------------------------- text from a model
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's text becomes device code, never host instructions."""
+
+    def run(*given: object, **more: object) -> None:
+        pytest.fail("the candidate's own program was started")
+
+    for name in ("build_and_run", "_shapes_in_project", "Program"):
+        monkeypatch.setattr(f"cuda_agent.verify.{name}", run)
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("launch", "status", "block", "seen"),
+    [
+        ("(n + 31) / 32, 32", "verified", "bx", False),
+        ("(n + 63) / 64, 64", "verified", "64", False),
+        ("(n + 15) / 16, 16", "verified", "16", True),  # does not follow from the old shape: read at the captured size
+        ("2 * ((n + 31) / 32), 32", "verified", "bx", False),
+        ("n / 64, 64", "rejected", "64", True),
+        ("n / 128, 128", "rejected", "128", True),
+        ("4, 32", "rejected", "bx", False),  # right for the captured size only
+        ("rand() / 32, 32", "rejected", "bx", False),
+    ],
+)
+def test_a_models_launches_are_read_from_its_text(
+    device: Device, project: Path, launch: str, status: str, block: str, seen: bool
+) -> None:
+    new = SCALE.replace("(n + 31) / 32, 32", launch).replace("2.0f * x[i]", "x[i] + x[i]")
+    made = verify(VerifyRequest(project, project, rewrite=new, origin="model:test"), device=device)
+    assert made.verdict.status == status, [gate.detail for gate in made.verdict.gates]
+    assert (made.candidate.launch.block[0], made.candidate.launch.seen) == (block, seen)
+    assert made.candidate.origin == "model:test"
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("nothing_runs")
+def test_an_editors_text_is_the_original(device: Device, project: Path) -> None:
+    text = SCALE.replace("2.0f * x[i]", "x[i] * 2.0f")
+    candidate = text.replace("x[i] * 2.0f", "x[i] + x[i]")
+    made = verify(VerifyRequest(project, project, text=text, rewrite=candidate, origin="model:test"), device=device)
+    assert made.candidate.original == text
+    assert "-        y[i] = x[i] * 2.0f;" in made.diff
+    assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_model_that_drops_the_kernel(device: Device, project: Path) -> None:
+    made = verify(
+        VerifyRequest(project, project, "scale", rewrite="int main() {}\n", origin="model:test"), device=device
+    )
+    assert made.verdict.status == "rejected"
+    assert gate(made, "G0").detail == "the candidate has no single kernel scale"

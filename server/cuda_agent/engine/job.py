@@ -1,5 +1,5 @@
-"""`python -m cuda_agent.engine.job`: runs requests of the engine in a process tree of its own, so that cancel is a
-kill.
+"""`python -m cuda_agent.engine.job [TASKS]`: runs requests in a process tree of its own, so that cancel is a kill.
+`TASKS` is the module whose `run(kind, params, report)` does the work, `engine.tasks` unless said otherwise.
 
 Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind,
 params}` (a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and
@@ -7,6 +7,7 @@ params}` (a request, one at a time) and `cancel`. Ours: `progress {percentage, m
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import queue
@@ -74,12 +75,10 @@ def error_body(failure: BaseException) -> tuple[int, str, dict[str, Any]]:
     return wire.INTERNAL_ERROR, f"{type(failure).__name__}: {failure}", data
 
 
-def run_one(message: wire.Message, report: Report) -> None:
-    from cuda_agent.engine import tasks
-
+def run_one(message: wire.Message, report: Report, tasks: str) -> None:
     params = message.get("params") or {}
     try:
-        value = tasks.run(str(params.get("kind")), params.get("params") or {}, report)
+        value = importlib.import_module(tasks).run(str(params.get("kind")), params.get("params") or {}, report)
         report.answer(wire.result(message["id"], value))
     except Exception as failure:  # the catch-all of this process: whatever a task raises becomes its answer
         code, text, data = error_body(failure)
@@ -88,7 +87,7 @@ def run_one(message: wire.Message, report: Report) -> None:
         report.answer(wire.error(message["id"], code, text, data))
 
 
-def main() -> int:
+def main(tasks: str = "cuda_agent.engine.tasks") -> int:
     fd_in, fd_out = wire.private_stdio()
     processes.guard(fd_in)  # returns in the job only
     report = Report(wire.FdWriter(fd_out))
@@ -107,11 +106,11 @@ def main() -> int:
 
     threading.Thread(target=listen, daemon=True, name="engine").start()
     while (message := todo.get()) is not None:
-        run_one(message, report)
+        run_one(message, report, tasks)
     return 0
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(*sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)  # not exit(): a daemon thread of some library must not hold the process

@@ -1,4 +1,4 @@
-"""The engine's side of one job process (`job.py`): start it, talk to it, and end it with everything below it."""
+"""The side of one job process (`job.py`) that asks: start it, talk to it, and end it with everything below it."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ async def sweep_orphans() -> None:
 
 
 class JobProcess:
-    """One `python -m cuda_agent.engine.job`. Runs one request at a time."""
+    """One `python -m cuda_agent.engine.job`. Runs one request at a time; `tasks` is the module that does the work."""
 
-    def __init__(self, on_notice: OnNotice) -> None:
-        self.on_notice = on_notice
+    def __init__(self, on_notice: OnNotice, tasks: str = "cuda_agent.engine.tasks") -> None:
+        self.on_notice, self.tasks = on_notice, tasks
         self._process: asyncio.subprocess.Process | None = None
         self._answer: asyncio.Future[Any] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,7 +88,7 @@ class JobProcess:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, cwd: str) -> None:
-        command = (sys.executable, "-m", "cuda_agent.engine.job")
+        command = (sys.executable, "-m", "cuda_agent.engine.job", self.tasks)
         pipe = asyncio.subprocess.PIPE
         mark = object()
         _spawning.add(mark)

@@ -10,13 +10,16 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda_agent import config, paths
 from cuda_agent.engine.codec import from_json, to_json
 from cuda_agent.engine.job import Report
 from cuda_agent.engine.messages import REQUESTS, Capture, FactsOf, Optimize, Verify
 from cuda_agent.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from cuda_agent.agent.loop import Outcome
 
 Task = Callable[[Any, Report], Any]
 
@@ -38,6 +41,19 @@ def facts(ask: FactsOf, report: Report) -> Any:
 
 
 def optimize(ask: Optimize, report: Report) -> Any:
+    outcome = search(ask, report)
+    found = {
+        "status": outcome.status,
+        "candidate": to_json(outcome.candidate),
+        "verdict": to_json(outcome.verdict),
+        "diff": outcome.diff,
+        "tried": outcome.tried,
+    }
+    return {"status": "done", "message": outcome.message, "outcome": found}
+
+
+def search(ask: Optimize, report: Report) -> Outcome:
+    """One kernel's search, its progress reported."""
     from cuda_agent.agent import loop
     from cuda_agent.agent.policies.chosen import chosen, limits
 
@@ -49,22 +65,13 @@ def optimize(ask: Optimize, report: Report) -> Any:
         settings.device,
         settings.budget_seconds,
         settings.budget_candidates,
-        args=_settled(ask, report),
+        args=settled(ask, report),
         trajectory=_trajectory(ask.kernel, report),
         **limits(settings),
         unsaved={Path(path): text for path, text in ask.unsaved.items()},
     )
-    best = _Best(report)
     with chosen(settings) as policy:
-        outcome = loop.optimize(request, on_event=best.event, cancelled=report.cancelled, policy=policy())
-    found = {
-        "status": outcome.status,
-        "candidate": to_json(outcome.candidate),
-        "verdict": to_json(outcome.verdict),
-        "diff": outcome.diff,
-        "tried": outcome.tried,
-    }
-    return {"status": "done", "message": outcome.message, "outcome": found}
+        return loop.optimize(request, on_event=_Best(report).event, cancelled=report.cancelled, policy=policy())
 
 
 def capture(ask: Capture, report: Report) -> Any:
@@ -82,7 +89,7 @@ def capture(ask: Capture, report: Report) -> Any:
             arguments,
             find_build(path),
             _capture_options(ask),
-            on_event=_forward(report),
+            on_event=on_event(report),
             cancelled=report.cancelled,
             text=ask.text,
         )
@@ -105,9 +112,9 @@ def verify(ask: Verify, report: Report) -> Any:
     from cuda_agent.toolchain.build import find_build
 
     path = Path(ask.path)
-    arguments = _settled(ask, report)
+    arguments = settled(ask, report)
     parsed, build = module(Document(ask.path, ask.text)), find_build(path)
-    forward = _forward(report)
+    forward = on_event(report)
     with open_device(ask.settings.device) as device:
         kind = device.info.kind
         workload = find_or_make(
@@ -157,7 +164,7 @@ class _Best:
         _say(self.report, event, best, kept)
 
 
-def _forward(report: Report) -> Callable[[Mapping[str, Any]], None]:
+def on_event(report: Report) -> Callable[[Mapping[str, Any]], None]:
     return lambda event: _say(report, event, None, None)
 
 
@@ -190,7 +197,7 @@ def _run_capture(ask: Capture | Optimize | Verify, report: Report) -> Any:
             raise SourceError(
                 f"{path.name} has unsaved changes that the run command would not see: save the file first"
             )
-    options, forward = _capture_options(ask), _forward(report)
+    options, forward = _capture_options(ask), on_event(report)
     return run_and_capture(ask.settings.command, Path.cwd(), options, on_event=forward, cancelled=report.cancelled)
 
 
@@ -203,7 +210,7 @@ def _with_launches(ask: Capture | Optimize | Verify) -> str:
     return with_launches(find_build(Path(ask.path)), ask.text, {Path(path): text for path, text in unsaved.items()})
 
 
-def _settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:
+def settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:
     """With a run command and no earlier capture: capture now, from the project's folder; the rest then finds it.
     Returns the arguments for the file's own program, which is not run then."""
     from cuda_agent.workload import bundle

@@ -13,6 +13,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 
 from tree_sitter import Node
@@ -51,6 +52,26 @@ def _each(whole: Module) -> Iterator[Module]:
     """Of joined files each one beside the header."""
     for text in joined.each(whole.document.text):
         yield whole if text == whole.document.text else module(Document(whole.document.path, text))
+
+
+def follow(before: Module, after: Module, kernel: Kernel) -> LaunchMap:
+    """The launch map that the texts say: it takes what the old ones launch to what the new ones do, at random values.
+    Where none of the usual forms does, no change: `mismatch` then says what differs. Nothing is run."""
+    pairs: list[tuple[Shape, Shape]] = []
+    for was, now in zip(before.launches_of(kernel), after.launches_of(after.kernel(kernel.id)), strict=False):
+        scalars = _operands((was.grid, was.block, now.grid, now.block))
+        sides = [(_Names(module), site) for module, site in ((before, was), (after, now))]
+        for draw in range(_DRAWS):
+            try:
+                old, new = (_Reader(*side, draw, scalars).shape() for side in sides)
+            except ZeroDivisionError:
+                continue
+            if min(*old.grid, *old.block) > 0:
+                pairs.append((old, new))
+    try:
+        return replace(launch_map.fit(pairs), seen=False) if pairs else LaunchMap()
+    except WorkloadError:
+        return LaunchMap()
 
 
 def _differs(before: Module, after: Module, was: LaunchSite, now: LaunchSite, launch: LaunchMap) -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import unquote, urlparse
 
 from cuda_agent import paths
 from cuda_agent.engine.codec import CodecError, from_json, to_json
@@ -121,6 +122,18 @@ class Proposals:
         others = (self.beside(file, name).version or 0 for name in joined.others(proposal.candidate.original))
         return file.document.version + sum(others)
 
+    def of_file(self, file: OpenFile) -> list[Proposal]:
+        """All that are kept, as they stand against the file's text, oldest first."""
+        return [replace(kept.proposal, state=self._state(kept, file)) for kept in self._of(file.uri).values()]
+
+    def paths(self) -> list[Path]:
+        """The files that have proposals on disk."""
+        found = set()
+        for file in self.folder.glob("*.json"):
+            found |= {kept.proposal.uri for kept in self._read(file).values()}
+        parts = [urlparse(uri) for uri in sorted(found)]
+        return [Path(unquote(part.path)) for part in parts if part.scheme == "file"]
+
     def accept(self, proposal: Proposal, version: int) -> None:
         self._set(proposal, "accepted", version)
 
@@ -161,13 +174,16 @@ class Proposals:
         return self._by_uri[uri]
 
     def _load(self, uri: str) -> dict[str, _Kept]:
+        return self._read(self._file(uri))
+
+    def _read(self, file: Path) -> dict[str, _Kept]:
         try:
-            items = json.loads(self._file(uri).read_text(encoding="utf-8", errors="surrogatepass"))
+            items = json.loads(file.read_text(encoding="utf-8", errors="surrogatepass"))
             found = [from_json(Proposal, item) for item in items]
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, CodecError) as error:
-            _log.warning("earlier proposals of %s cannot be read (%s) and are left out", uri, error)
+            _log.warning("earlier proposals in %s cannot be read (%s) and are left out", file, error)
             return {}
         return {proposal.id: _Kept(proposal) for proposal in found}
 

@@ -24,6 +24,7 @@ from cuda_agent.engine import messages
 from cuda_agent.engine.client import EngineClient
 from cuda_agent.errors import CudaAgentError, UsageError
 from cuda_agent.lsp import outcomes
+from cuda_agent.lsp.attach import Listener
 from cuda_agent.lsp.client import Client
 from cuda_agent.lsp.compiler_facts import CompilerFacts
 from cuda_agent.lsp.documents import Documents
@@ -53,6 +54,7 @@ class CudaAgentServer(LanguageServer):
         self.proposals = Proposals(documents=lambda: self.documents)
         self.engine = EngineClient(self._engine_said, self._engine_lost)
         self.jobs = Jobs(self, lambda job, event: outcomes.finish(self, job, event))
+        self.attached = Listener(self)
         self.facts = CompilerFacts(self, lambda file: outcomes.facts_changed(self, file))
         self.root: Path | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -88,6 +90,7 @@ class CudaAgentServer(LanguageServer):
     async def end(self) -> None:
         """End all jobs and the engine. Safe to call twice."""
         self.facts.close()
+        await self.attached.close()
         await self.engine.close()
 
     def spawn(self, work: Any) -> None:

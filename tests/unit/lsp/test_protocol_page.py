@@ -10,6 +10,7 @@ import pytest
 
 from cuda_agent.engine import messages
 from cuda_agent.engine.server import Engine
+from cuda_agent.lsp import attach
 from cuda_agent.lsp.handlers import code_action, custom, execute_command
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -49,6 +50,10 @@ def test_sent_methods_are_all_the_source_sends() -> None:
     source = "".join(path.read_text() for path in Path(custom.__file__).parents[1].rglob("*.py"))
     sent = set(re.findall(r'(?:notify|send_request)\(\s*"(cudaAgent/[\w/]+)"', source))
     assert sent == set(custom.SENT)
+
+
+def test_what_other_programs_ask() -> None:
+    assert list(table("Other programs", "asked")) == list(attach.REQUESTS)
 
 
 @pytest.mark.parametrize("method", messages.REQUESTS)

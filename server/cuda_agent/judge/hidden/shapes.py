@@ -52,6 +52,16 @@ class Shapes:
         module = self.case.candidate_module
         return self._site(module, module.kernel(self.kernel.id), self.case.shape(self.index))
 
+    def said(self) -> Shape | None:
+        """What the candidate's text launches for the recorded sizes, where the original's launches the recorded
+        shape; None when that is not readable."""
+        if self._original is None:
+            return None
+        module = self.case.candidate_module
+        at = self.case.module.launches_of(self.kernel).index(self._original)
+        sites = module.launches_of(module.kernel(self.kernel.id))
+        return self._at(module, sites[at], self.recorded) if at < len(sites) else None
+
     def original(self, values: Mapping[str, int]) -> Shape | None:
         """By the program's text; a grid axis may be 0: then its own launch would be refused. None where it is not
         readable."""

@@ -1,4 +1,5 @@
-"""initialize, initialized: take what the client says; later warm what the first hover would otherwise wait for."""
+"""initialize, initialized: take what the client says; later warm what the first hover would otherwise wait for, and
+listen for other programs."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ def initialize(server: CudaAgentServer, params: types.InitializeParams) -> None:
 async def initialized(server: CudaAgentServer, params: types.InitializedParams) -> None:
     warm(server)
     server.tell_status()
+    await server.attached.start()
     if server.client.configuration:
         await pull(server)
     if server.client.registers_configuration:
