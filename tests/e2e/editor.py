@@ -114,6 +114,14 @@ class Editor:
     def replace(self, uri: str, text: str) -> None:
         self._changed(uri, text, [types.TextDocumentContentChangeWholeDocument(text)])
 
+    def apply(self, uri: str, edits: list[types.TextEdit]) -> None:
+        """The server's edits; a file that is not open is edited on disk."""
+        if uri in self.texts:
+            self.replace(uri, apply_edits(self.texts[uri], edits, self.encoding))
+        else:
+            path = Path(uri.removeprefix("file://"))
+            path.write_bytes(apply_edits(path.read_bytes().decode(), edits, self.encoding).encode())
+
     def _changed(self, uri: str, text: str, changes: list[Any]) -> None:
         self.texts[uri] = text
         self.versions[uri] += 1
@@ -248,12 +256,13 @@ def _answer_requests(editor: Editor) -> None:
             return types.ApplyWorkspaceEditResult(applied=False, failure_reason=editor.refuse_edits)
         for change in params.edit.document_changes or ():
             assert isinstance(change, types.TextDocumentEdit)
-            uri = change.text_document.uri
-            if change.text_document.version != editor.versions[uri]:
+            if change.text_document.version != editor.versions.get(change.text_document.uri):
                 return types.ApplyWorkspaceEditResult(applied=False, failure_reason="the version is not the open one")
-            editor.replace(uri, apply_edits(editor.texts[uri], list(change.edits), editor.encoding))  # type: ignore[arg-type]
+        for change in params.edit.document_changes or ():
+            assert isinstance(change, types.TextDocumentEdit)
+            editor.apply(change.text_document.uri, list(change.edits))  # type: ignore[arg-type]
         for uri, edits in (params.edit.changes or {}).items():
-            editor.replace(uri, apply_edits(editor.texts[uri], list(edits), editor.encoding))
+            editor.apply(uri, list(edits))
         return types.ApplyWorkspaceEditResult(applied=True)
 
     @client.feature(types.WINDOW_SHOW_MESSAGE_REQUEST)

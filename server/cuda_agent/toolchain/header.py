@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cuda_agent.model import Build
+from cuda_agent.paths import project_folders
 from cuda_agent.source import joined
 
 MOST = 64  # sources that are looked through
@@ -33,11 +34,14 @@ def sources_around(header: Path) -> list[Path]:
 
 
 def including(header: Path, sources: Iterable[Path]) -> Path | None:
-    """The first source that includes the header, itself or through other headers."""
-    for source in sources:
-        text = _read(source)
-        if text is not None and _spliced(text, source, {header.resolve(): (header, "")}, (), set()) is not None:
-            return source
+    """The first source that includes the header, itself or through other headers: by its place, else as a folder of
+    the header's that the compiler is told of would find it."""
+    contents = {header.resolve(): (header, "")}
+    texts = [(source, text) for source in sources if (text := _read(source)) is not None]
+    for folders in ((), tuple(project_folders(header))):
+        for source, text in texts:
+            if _spliced(text, source, contents, folders, set()) is not None:
+                return source
     return None
 
 

@@ -39,6 +39,8 @@ def project(folder: Path, files: dict[str, str]) -> Path:
         ("kernel.h", {}, "main.cu"),
         ("inc/kernel.h", {"inc/kernel.h": HEADER, "main.cu": '#include "inc/kernel.h"\n'}, "main.cu"),
         ("inc/kernel.h", {"inc/kernel.h": HEADER, "src/a.cu": '#include "../inc/kernel.h"\n'}, "src/a.cu"),
+        ("inc/kernel.h", {"inc/kernel.h": HEADER, "kernel.h": "", "src/a.cu": '#include "kernel.h"\n'}, "src/a.cu"),
+        ("a/b/kernel.h", {"a/b/kernel.h": HEADER, "a/src/a.cu": '#include "b/kernel.h"\n'}, "a/src/a.cu"),
         ("deep.h", {"deep.h": HEADER, "kernel.h": '  # include "deep.h"\n'}, "main.cu"),
         ("alone.cuh", {"alone.cuh": HEADER}, None),
         ("kernel.h", {"kernel.h": '#include "kernel.h"\n', "main.cu": ""}, None),
