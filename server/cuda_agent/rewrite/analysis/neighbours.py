@@ -161,15 +161,20 @@ class Body:
                 return False
             if above.type in syntax.LOOPS and not through_loops:
                 return False
-            always = None
-            if above.type in ("if_statement", "conditional_expression"):
-                always = above.child_by_field_name("condition")
-            elif above.type == "binary_expression" and text(syntax.field(above, "operator")) in ("&&", "||"):
-                always = above.child_by_field_name("left")
-            if always not in (None, current):
+            if not self.unconditional_in(current, above):
                 return False
             current = above
         return True
+
+    @staticmethod
+    def unconditional_in(node: Node, above: Node) -> bool:
+        """Whether what is directly around the node always comes to it."""
+        always = None
+        if above.type in ("if_statement", "conditional_expression"):
+            always = above.child_by_field_name("condition")
+        elif above.type == "binary_expression" and text(syntax.field(above, "operator")) in ("&&", "||"):
+            always = above.child_by_field_name("left")
+        return always in (None, node)
 
     def expanded(self, node: Node, value: str) -> str:
         """The expression's text with the body's own names spelled out and `value` for the variable."""

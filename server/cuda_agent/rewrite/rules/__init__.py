@@ -20,6 +20,7 @@ from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.inline import Inline
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
+from cuda_agent.rewrite.rules.load_early import LoadEarly
 from cuda_agent.rewrite.rules.pad import Pad
 from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
@@ -66,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     Specialise(),
     BatchWalk(),
     BatchLoads(),
+    LoadEarly(),
     Divide(),
     FloatLiterals(),
     Coarsen(),

@@ -30,7 +30,8 @@ After:
         mean += (x[i] - mean) / count;
     }
 
-A load under a condition is made ahead under the same condition, where that follows from the counter.
+A load under a condition is made ahead under the same condition, where that follows from the counter or from what is
+loaded ahead: `w4[k] = t4[k] >= 0 ? w[t4[k]] : 0`.
 
 Legal when every iteration makes the load (or says beforehand whether it does), at a place that the body does not
 compute from what it changes, from memory that the loop does not write (proved; that pointers do not overlap is
@@ -140,7 +141,7 @@ def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
             if body.unconditional(node) or key in found:
                 found.setdefault(key, ([], element, access.name))[0].append(node)
                 continue
-            around = _guards(names, body, node, roots) if element in _SCALARS else None
+            around = _guards(names, body, node, roots) if _has_zero(names, element) else None
             if around:
                 key += "".join(f"|{squeeze(body.expanded(g, body.variable))}" for g in around)
                 guards[key] = around
@@ -150,9 +151,14 @@ def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
     return Batch(loop, body, found, guards, any(roots.values()))
 
 
+def _has_zero(names: Names, element: str) -> bool:
+    """A number can be made of 0: a scalar, or a type that the template is given."""
+    return element in _SCALARS or element in _plain_types(names) | {"half", "__half"}
+
+
 def _guards(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> list[Node] | None:
-    """The conditions of the `if`s around a load, outermost first, where they are known ahead and load nothing
-    themselves; None where something else decides whether an iteration makes the load."""
+    """The conditions of the `if`s around a load, outermost first, where they are known ahead; None where something else
+    decides whether an iteration makes the load."""
     skip = next((n.start_byte for n in syntax.of_type(body.body, "continue_statement")), None)
     if skip is not None and node.start_byte > skip:
         return None
@@ -166,8 +172,7 @@ def _guards(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> lis
             return None
         if above.type == "if_statement" and current == above.child_by_field_name("consequence"):
             condition = strip_parens(syntax.field(above, "condition"))
-            memory = next(syntax.of_type(condition, "subscript_expression", "pointer_expression"), None)
-            if memory is not None or not _known_ahead(names, body, condition, roots):
+            if not _known_ahead(names, body, condition, roots):
                 return None
             found.insert(0, condition)
         current = above
@@ -183,7 +188,8 @@ def _plain_types(names: Names) -> set[str]:
 def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> bool:
     """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone."""
     for n in syntax.of_type(node, "call_expression"):
-        if text(syntax.field(n, "function")) not in (*HINTED_LOADS, *_plain_types(names)):
+        function = text(syntax.field(n, "function"))
+        if function not in (*HINTED_LOADS, *_plain_types(names)) and not function.startswith("static_cast<"):
             return False
     for n in syntax.of_type(node, "subscript_expression"):
         root = names.root(n)
@@ -191,7 +197,7 @@ def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -
             return False
     for n in syntax.of_type(node, "identifier"):
         name = text(n)
-        if name == body.variable or name in HINTED_LOADS or name in _plain_types(names):
+        if name in (body.variable, "static_cast") or name in HINTED_LOADS or name in _plain_types(names):
             continue
         local = body.local(n)
         if local is not None:
@@ -242,10 +248,7 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
     for key, (_, element, _) in batch.loads.items():
         kinds.setdefault(element, []).append(f"{names[key]}[{count}]")
     lines += [f"{step}{kind} {', '.join(declared)};" for kind, declared in kinds.items()]
-    loads = [
-        f"{names[key]}[{k}] = {_loaded(batch, key, nodes[0], f'{first} + {jump}')};"
-        for key, (nodes, _, _) in batch.loads.items()
-    ]
+    loads = _loaded(batch, names, k, f"{first} + {jump}")
     lines += _unrolled([line for load in loads for line in load.splitlines()], k, count, step, len(loads))
     places: dict[Access | Node, str] = {
         n: f"{names[key]}[{k}]" for key, (nodes, _, _) in batch.loads.items() for n in nodes
@@ -258,15 +261,30 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
     yield Edit(syntax.span(loop.start), first)
 
 
-def _loaded(batch: Batch, key: str, node: Node, at: str) -> str:
-    """The load; under the conditions around it, or 0 that nothing uses."""
-    value = batch.body.expanded(node, at)
-    guards = [style.conjunct(batch.body.expanded(g, at)) for g in batch.guards.get(key, ())]
-    if not guards:
-        return value
-    said = " && ".join(guards)
-    between = "\n    " if len(said) + len(value) > _WIDE else " "
-    return f"{said}{between}? {value} : 0"
+def _loaded(batch: Batch, names: dict[str, str], k: str, at: str) -> list[str]:
+    """`x4[k] = …;` of each load; under the conditions around it, or 0 that nothing uses. What is loaded already stands
+    for its load in places and conditions."""
+    known: dict[str, str] = {}
+
+    def said(node: Node) -> str:
+        code = batch.body.expanded(node, at)
+        for whole, name in known.items():
+            code = code.replace(whole, name)
+        return code
+
+    lines = []
+    for key, (nodes, element, _) in batch.loads.items():
+        name, value = f"{names[key]}[{k}]", said(nodes[0])
+        if guards := [style.conjunct(said(g)) for g in batch.guards.get(key, ())]:
+            condition = " && ".join(guards)
+            between = "\n    " if len(condition) + len(value) > _WIDE else " "
+            inner = f"({value})" if nodes[0].type == "conditional_expression" else value
+            zero = "0" if element in _SCALARS else f"({element})0"
+            lines.append(f"{name} = {condition}{between}? {inner} : {zero};")
+        else:
+            lines.append(f"{name} = {value};")
+            known[batch.body.expanded(nodes[0], at)] = name
+    return lines
 
 
 def _unrolled(lines: list[str], k: str, count: int, step: str, statements: int = 0) -> list[str]:
