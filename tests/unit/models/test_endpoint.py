@@ -189,6 +189,19 @@ def test_a_server_without_tools_reads_them_in_the_system_message(opened: Opened,
     assert "go on" in messages[3]["content"]
 
 
+def test_an_error_that_passes_takes_no_tools_away(opened: Opened) -> None:
+    server, model = opened(refused(500, "CUDA error in function softmax"), call("facts"))
+    assert ask(model).calls
+    assert "tool_choice" in server.requests[1].body
+
+
+def test_a_server_that_says_so_with_500_is_asked_without_tools(opened: Opened) -> None:
+    answers = [refused(500, "tools param requires --jinja flag")] * 2
+    server, model = opened(*answers, say('{"name": "facts", "arguments": {}}'))
+    assert ask(model).calls
+    assert "tools" not in server.requests[2].body
+
+
 def test_a_template_without_a_system_message(opened: Opened) -> None:
     def strict(request: Any) -> Answer:
         if any(one["role"] == "system" for one in request.body["messages"]):
@@ -332,11 +345,13 @@ def test_a_wait_past_the_limit_is_not_begun(opened: Opened) -> None:
             refused(307, location="http://user:pw@evil.example/v1?key=1"),
             "sends requests on to evil.example, which is not",
         ),
+        (refused(308, location="/api/v1/"), "sends requests on to another path"),
+        (refused(429, "You exceeded your current quota, please check your plan"), "exceeded your current quota"),
         (raw("<html>hello</html>", "text/html"), "answered with text/html, not with a chat"),
         (raw(gzip.compress(b"{}")).but(headers={"Content-Encoding": "gzip"}), "compressed"),
         (say("no").but(finish="content_filter"), "content filter"),
     ],
-    ids=["401", "403", "404", "400", "redirect", "html", "gzip", "filter"],
+    ids=["401", "403", "404", "400", "redirect", "path", "spent", "html", "gzip", "filter"],
 )
 def test_what_cannot_pass_is_told_at_once(opened: Opened, answer: Answer, advice: str) -> None:
     server, model = opened(answer)
@@ -427,12 +442,12 @@ def test_the_limit_is_wall_time(opened: Opened, answer: Answer) -> None:
 
 def test_a_stream_that_falls_silent_is_left(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "SILENCE", 0.3)
-    _, model = opened(say("x" * 200).but(stall=3), call("facts").but(delay=0.6), call("facts"))
+    _, model = opened(say("x" * 200).but(stall=3), call("facts").but(delay=0.5, stall=1, silence=0.5))
     start = time.monotonic()
     with pytest.raises(ModelError, match=r"broke off after 80 characters: nothing came for 0.3 s"):
         ask(model)
     assert time.monotonic() - start < patience(3)
-    assert ask(model).calls  # the first event may take longer
+    assert ask(model).calls  # the first words may take longer
 
 
 def test_ten_megabytes_are_not_read(opened: Opened) -> None:
@@ -648,6 +663,12 @@ def test_a_url_without_a_path_gets_the_usual_one() -> None:
         model = Endpoint("scripted", url)
         assert model.url == used
         model.close()
+
+
+def test_a_folder_on_the_server_is_no_name() -> None:
+    model = Endpoint("/srv/models/qwen3-coder/", "http://127.0.0.1:1")
+    assert model.name == "endpoint:qwen3-coder"
+    model.close()
 
 
 def test_the_setting_opens_it(opened: Opened) -> None:

@@ -42,6 +42,7 @@ READ = {
     "a fence without a language": '```\n{"name": "edit", "arguments": {"search": "a", "replace": "b"}}\n```',
     "bare": '{"name": "edit", "arguments": {"search": "a", "replace": "b"}}',
     "bare, the name last": '{"arguments": {"search": "a", "replace": "b"}, "name": "edit"}',
+    "bare, after a thought": '{"thought": "so", "name": "edit", "arguments": {"search": "a", "replace": "b"}}',
     "bare in an array": '[ {"name": "edit", "arguments": {"search": "a", "replace": "b"}} ]',
     "parameters": '{"name": "edit", "parameters": {"search": "a", "replace": "b"}}',
     "arguments as text": r'{"name": "edit", "arguments": "{\"search\": \"a\", \"replace\": \"b\"}"}',

@@ -13,6 +13,7 @@ from cuda_agent.agent.models import Limits, Message, Tool
 from cuda_agent.agent.models.textual import as_text
 
 ABOUT_TOOLS = re.compile(r"tool|function|jinja|grammar|guided|structured output", re.IGNORECASE)
+TOOLS_UNKNOWN = re.compile(r"jinja|tools?\b.{0,40}(support|require|enable)|support.{0,40}\btools?\b", re.IGNORECASE)
 ABOUT_ROLES = re.compile(r"alternat|system (role|message)|(role|roles).{0,40}(system|support)", re.IGNORECASE)
 VAGUE = re.compile(r"(bad request|invalid request|unprocessable (entity|content)|)[.!]?", re.IGNORECASE)
 ASKED_AGAIN = (400, 404, 405, 413, 415, 422, 500, 501)
@@ -59,7 +60,8 @@ class Dialect:
             return replace(self, usage=False)
         if self.limit == "max_tokens" and "max_completion_tokens" in words:
             return replace(self, limit="max_completion_tokens")
-        if "tools" in body and (vague or ABOUT_TOOLS.search(words)):
+        about_tools = (TOOLS_UNKNOWN if status >= 500 else ABOUT_TOOLS).search(words)  # a 500 may be about anything
+        if "tools" in body and (vague or about_tools):
             return replace(self, required=False) if "tool_choice" in body else replace(self, tools=False)
         if self.tools and ABOUT_ROLES.search(words):
             return replace(self, tools=False)

@@ -1,5 +1,5 @@
 """A model behind an OpenAI-compatible server, through the official client: vLLM, Ollama, llama.cpp, transformers serve,
-hosted ones. [docs/models.md](../../../../docs/models.md) is the page for people.
+hosted ones. docs/models.md is the page for people.
 
 The client runs on an event loop in a thread of its own, so that a connect or a silent stream can be left at any moment
 from whatever thread `reply` is called in.
@@ -25,6 +25,7 @@ from cuda_agent.agent.models.dialect import Dialect
 from cuda_agent.agent.models.refusals import (
     ADVICE,
     OVERFLOW,
+    SPENT,
     advice,
     context_of,
     retry_after,
@@ -45,7 +46,7 @@ except ImportError as error:
     ) from None
 
 CONNECT = 10.0  # seconds
-SILENCE = 30.0  # seconds between two events of a stream that has begun
+SILENCE = 30.0  # seconds between two events of a reply that has begun
 PASSING = (408, 429, 500, 502, 503, 504, 529)  # statuses that may pass
 TRIES = 6
 BACKOFF = 0.5  # seconds before the second try, twice as long before each after it
@@ -70,8 +71,9 @@ class Endpoint:
         self.url = _base(url)
         if not name:
             raise UsageError("the model has no name: give endpoint:NAME@URL.")
-        self.name, self.context = f"endpoint:{name}", 0
-        self._model, self._where = name, f"{name} at {site(self.url)}"
+        short = name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name  # a server's folder
+        self.name, self.context = f"endpoint:{short}", 0
+        self._model, self._where = name, f"{short} at {site(self.url)}"
         self._key, self._dialect, self._heard = _key(), Dialect(), Assembly(0)
         parts = urlsplit(self.url)
         try:
@@ -188,14 +190,13 @@ class Endpoint:
         return heard.reply(tools, cut=heard.full or bounded.cut)
 
     async def _listen(self, stream: openai.AsyncStream[object], heard: Assembly) -> None:
-        begun = False  # the first event may take as long as the whole reply: a model is loaded, a long prompt is read
         try:
             while not heard.full:
-                async with asyncio.timeout(SILENCE if begun else None):
+                # The first words may take as long as the whole reply: a model is loaded, a long prompt is read.
+                async with asyncio.timeout(SILENCE if heard.size or heard.reasoned else None):
                     event = await anext(stream, END)
                 if event is END:
                     return
-                begun = True
                 heard.add(event)
         except TimeoutError:
             raise ModelError(self._broke_off(f"nothing came for {SILENCE:g} s")) from None
@@ -221,7 +222,7 @@ class Endpoint:
         if status in (400, 413, 422, 500) and OVERFLOW.search(words):
             return self._overflow(words)
         why = f"{self._where} refused the request with status {status}{f': {words}' if words else ''}"
-        if status in PASSING:
+        if status in PASSING and not SPENT.search(words):
             return _Passing(_sentence(why), TRIES, retry_after(headers))
         return ModelError(_sentence(why, advice(status, headers.get("location", ""))))
 

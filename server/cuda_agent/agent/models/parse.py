@@ -27,7 +27,7 @@ MENDED = 1 << 18  # characters: a longer call is not mended
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARK = re.compile(
     r"<think>|</think>|</?tool_call>|<function=|</function>|```"
-    r'|(?:\[\s*)?\{\s*"(?:name|arguments|parameters|function|type|id)"\s*:'
+    r'|(?:\[\s*)?\{\s*"\w{1,40}"\s*:'
 )
 GAP = re.compile(r"\s*(?:```\w*\s*)?")  # before and after JSON inside tags
 SPACE = re.compile(r"\s*")

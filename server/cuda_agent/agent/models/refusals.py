@@ -18,6 +18,7 @@ OVERFLOW = re.compile(
 CONTEXT = re.compile(
     r"(?:context[ _-]?(?:length|window|size)|n_ctx|max_model_len)[^0-9]{0,40}([0-9]{3,8})", re.IGNORECASE
 )
+SPENT = re.compile(r"insufficient_quota|exceeded your current quota|billing", re.IGNORECASE)  # a 429 that will not pass
 TAG = re.compile(r"<[^<>]{0,200}>")
 ADVICE = {
     401: "set the environment variable CUDA_AGENT_API_KEY to a key of this server",
@@ -90,5 +91,6 @@ def site(url: str) -> str:
 
 def advice(status: int, location: str = "") -> str:
     if 300 <= status < 400 and location:
-        return f"it sends requests on to {site(location)}, which is not followed: if you trust that host, set its URL"
+        where = site(location) if "//" in location else "another path"
+        return f"it sends requests on to {where}, which is not followed: if you trust that, put it into the model's URL"
     return ADVICE.get(status, "")
