@@ -122,6 +122,7 @@ def verify(ask: Verify, report: Report) -> Any:
             ask.numeric,  # type: ignore[arg-type]
             from_json(LaunchMap, ask.launch),
             id=hashlib.sha256(ask.candidate.encode("utf-8", "surrogatepass")).hexdigest()[:12],
+            reason=ask.reason,
         )
         verdict = judge.judge(
             device, build, workload, ask.text, candidate, on_event=forward, cancelled=report.cancelled
