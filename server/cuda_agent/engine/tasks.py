@@ -42,20 +42,20 @@ def optimize(ask: Optimize, report: Report) -> Any:
     from cuda_agent.agent.policies.chosen import chosen, limits
 
     settings = ask.settings
-    request = loop.Request(
-        Path(ask.path),
-        ask.text,
-        ask.kernel,
-        settings.device,
-        settings.budget_seconds,
-        settings.budget_candidates,
-        args=_settled(ask, report),
-        trajectory=_trajectory(ask.kernel, report),
-        **limits(settings),
-        unsaved={Path(path): text for path, text in ask.unsaved.items()},
-    )
-    best = _Best(report)
-    with chosen(settings) as policy:
+    with chosen(settings, report.ask) as policy:  # first: a model that is not there is said before anything runs
+        request = loop.Request(
+            Path(ask.path),
+            ask.text,
+            ask.kernel,
+            settings.device,
+            settings.budget_seconds,
+            settings.budget_candidates,
+            args=_settled(ask, report),
+            trajectory=_trajectory(ask.kernel, report),
+            **limits(settings),
+            unsaved={Path(path): text for path, text in ask.unsaved.items()},
+        )
+        best = _Best(report)
         outcome = loop.optimize(request, on_event=best.event, cancelled=report.cancelled, policy=policy())
     found = {
         "status": outcome.status,
