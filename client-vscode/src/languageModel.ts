@@ -32,7 +32,7 @@ interface Reply {
 }
 
 type Kind = "noProvider" | "noPermission" | "quota" | "tooLong" | "cancelled" | "other";
-type Answer = ({ model: { name: string; context: number } } & Partial<Reply>) | { error: { kind: Kind; message: string } };
+type Answer = ({ model: { name: string; context: number; tools: boolean } } & Partial<Reply>) | { error: { kind: Kind; message: string } };
 
 const WHY = "CUDA Agent sends the kernel's file, to have it rewritten. Every rewrite is checked before it is shown.";
 const CHARACTERS = 8; // a token has fewer: a longer reply is past its limit
@@ -55,7 +55,10 @@ export async function reply(question: Question, token: vscode.CancellationToken)
     if (!model) {
       return failed("noProvider", question.id ? "no model has this id or family" : "no extension here brings one");
     }
-    const named = { model: { name: model.id, context: model.maxInputTokens } };
+    // Newer than our oldest editor, which says nothing and is believed to give tools.
+    const { capabilities } = model as { capabilities?: { supportsToolCalling?: boolean | number } };
+    const tools = capabilities?.supportsToolCalling ?? true;
+    const named = { model: { name: model.id, context: model.maxInputTokens, tools: Boolean(tools) } };
     return question.messages.length === 0 ? named : { ...named, ...(await ask(model, question, token)) };
   } catch (error) {
     return failed(kindOf(error, token), error instanceof Error ? error.message : String(error));
@@ -149,18 +152,15 @@ async function send(
 function messages(question: Question): vscode.LanguageModelChatMessage[] {
   return question.messages.map((message) => {
     if (message.role === "assistant") {
-      const calls = message.calls.filter((call) => call.id);
-      const parts = calls.map((call) => new vscode.LanguageModelToolCallPart(call.id, call.name, call.arguments));
+      const parts = message.calls.map((call) => new vscode.LanguageModelToolCallPart(call.id, call.name, call.arguments));
       const text = message.text || parts.length === 0 ? [new vscode.LanguageModelTextPart(message.text)] : [];
       return vscode.LanguageModelChatMessage.Assistant([...text, ...parts]);
     }
-    if (message.role === "tool" && message.call) {
+    if (message.role === "tool") {
       const text = new vscode.LanguageModelTextPart(message.text);
       return vscode.LanguageModelChatMessage.User([new vscode.LanguageModelToolResultPart(message.call, [text])]);
     }
-    // A call that stood in the text has no id: its answer is text too.
-    const text = message.role === "tool" ? `Result of ${message.tool}:\n${message.text}` : message.text;
-    return vscode.LanguageModelChatMessage.User(text);
+    return vscode.LanguageModelChatMessage.User(message.text);
   });
 }
 

@@ -28,9 +28,9 @@ def take() -> None:
             _wipe(name)
 
 
-def find() -> str:
-    """The key for a model's endpoint; empty when there is none."""
-    return _get(OURS) or _get(PERSONS)
+def get(name: str) -> str:
+    """The key of that name; empty when there is none. A model's endpoint is given `OURS`, else `PERSONS`."""
+    return _kept.get(name) or os.environ.get(name, "")
 
 
 def environment() -> dict[str, str]:
@@ -41,10 +41,6 @@ def environment() -> dict[str, str]:
 def persons() -> dict[str, str]:
     """What the person's own program gets on top of our environment."""
     return {PERSONS: _kept[PERSONS]} if PERSONS in _kept else {}
-
-
-def _get(name: str) -> str:
-    return _kept.get(name) or os.environ.get(name, "")
 
 
 def _wipe(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,15 +30,21 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> None:
     keys.take()
 
 
-def test_ours_comes_first() -> None:
-    assert keys.find() == OURS
-
-
-def test_without_ours_the_persons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_still_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (keys.get(keys.OURS), keys.get(keys.PERSONS)) == (OURS, PERSONS)
     monkeypatch.setattr(keys, "_kept", {})
-    assert keys.find() == ""
-    monkeypatch.setenv(keys.PERSONS, "later")
-    assert keys.find() == "later"
+    assert keys.get(keys.OURS) == ""
+    monkeypatch.setenv(keys.OURS, "later")
+    assert keys.get(keys.OURS) == "later"
+
+
+def test_nobody_looks_for_a_key_in_the_environment() -> None:
+    """It is not there any more."""
+    looking = re.compile(r"environ(?:\.get\(|\[)(?!\")|environ.*_API_KEY")
+    for path in Path(keys.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "keys.py" and "_API_KEY" in text:
+            assert not looking.search(text), path
 
 
 def test_our_own_processes_get_both() -> None:
@@ -86,7 +93,7 @@ def test_nobody_reads_them_in_proc() -> None:
     """A process's first environment stays in its memory, where every process of the person's may look."""
     script = (
         "from cuda_agent import keys; keys.take(); print(open('/proc/self/environ', 'rb').read().decode()); "
-        "import os; print(os.environ['OTHER'], keys.find(), keys.persons())"
+        "import os; print(os.environ['OTHER'], keys.get(keys.OURS), keys.persons())"
     )
     environment = {**os.environ, keys.OURS: OURS, keys.PERSONS: PERSONS, "OTHER": "stays"}
     said = subprocess.run(

@@ -10,6 +10,7 @@ import pytest
 
 from cuda_agent.agent.models import Call, Limits, Message, Tool, Usage
 from cuda_agent.agent.models.editor import KINDS, Editor
+from cuda_agent.agent.models.written import written
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError
 
 NAMED = {"model": {"name": "gpt-x", "context": 8000}}
@@ -127,13 +128,58 @@ def test_ended_by_our_own_cancel() -> None:
         Editor("", Client(failed("cancelled"))).reply([Message("user", "u")], [], Limits(cancelled=lambda: True))
 
 
-def test_a_call_without_arguments_is_complained_about() -> None:
-    reply = Editor(
-        "", Client({**NAMED, "text": "", "calls": [{"name": "edit", "arguments": "{}"}], "cut": True})
-    ).reply([Message("user", "u")], [EDIT], Limits())
-    assert reply.calls == ()
-    assert reply.complaint == "a call needs a name, and its arguments must be a JSON object"
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"name": "erase", "arguments": {}}, "no tool `erase`: the tools are edit"),
+        ({"name": "edit", "arguments": [1]}, "its arguments must be a JSON object"),
+        ({"name": "edit", "arguments": {"old": 3}}, "The call of `edit` was not run"),
+        ("edit", "A call is a JSON object"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_complained_about(call: Any, says: str) -> None:
+    client = Client({**NAMED, "text": "", "calls": [call, CALL], "cut": True})
+    reply = Editor("", client).reply([Message("user", "u")], [EDIT], Limits())
+    assert says in reply.complaint
+    assert reply.calls == (Call("edit", {"old": "a"}, "1"),)
     assert reply.cut
+
+
+def test_a_provider_without_tools_writes_its_calls_into_the_text() -> None:
+    text = 'I change it.\n<tool_call>{"name": "edit", "arguments": {"old": "a"}}</tool_call>'
+    reply = Editor("", Client({**NAMED, "text": text})).reply([Message("user", "u")], [EDIT], Limits())
+    assert reply.calls == (Call("edit", {"old": "a"}, "text-1"),)  # an editor matches results by ids
+    assert reply.text == "I change it."
+    reply = Editor("", Client({**NAMED, "text": "<tool_call>{'name': edit}"})).reply([], [EDIT], Limits())
+    assert reply.calls == ()
+    assert reply.complaint
+
+
+def test_a_model_that_is_given_no_tools_finds_them_in_the_first_message() -> None:
+    client = Client({"text": '<tool_call>{"name": "edit", "arguments": {"old": "a"}}</tool_call>'})
+    client.answers[0] = {"model": {"name": "plain", "tools": False}}
+    messages = [
+        Message("system", "s"),
+        Message("assistant", "So.", (Call("edit", {"old": "ü"}, "example-1"),)),
+        Message("tool", "done", call="example-1", tool="edit"),
+        Message("assistant", "", (Call("edit", {"old": "b"}, "text-1"),)),
+    ]
+    reply = Editor("", client).reply(messages, [EDIT], Limits())
+    assert reply.calls == (Call("edit", {"old": "a"}, "text-1"),)
+    asked = client.asked[1]
+    assert asked["tools"] == []
+    assert all(not message["calls"] for message in asked["messages"])
+    system, example, result, own = (message["text"] for message in asked["messages"])
+    assert system.startswith("s\n\nYou have tools.")
+    assert '- edit: Replace a text. {"type": "object"' in system
+    assert example == 'So.\n<tool_call>{"name": "edit", "arguments": {"old": "ü"}}</tool_call>'
+    assert result == "Result of edit:\ndone"
+    assert own == '<tool_call>{"name": "edit", "arguments": {"old": "b"}}</tool_call>'
+
+
+def test_without_tools_nothing_is_written() -> None:
+    assert written([Message("user", "u")], []) == (Message("user", "u"),)
+    assert [message.role for message in written([Message("user", "u")], [EDIT])] == ["system", "user"]
 
 
 @pytest.mark.parametrize("answer", [{"text": 3}, {"calls": "edit"}, {"usage": [1, 2]}])

@@ -1,7 +1,7 @@
 """The language model that the person already has in the editor (`vscode.lm` in VS Code), asked through the client.
 
-`Ask` carries one JSON object there and one back; docs/protocol.md (`cudaAgent/model/reply`) has both. Nothing of the
-editor is known here: a provider that knows no tools may write its calls into the text, where they are parsed.
+`Ask` carries one JSON object there and one back; docs/protocol.md (`cudaAgent/model/reply`) has both. A model that is
+given no tools by its provider finds them in the first message and writes its calls into the text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from cuda_agent.agent.models import Ask, Call, Limits, Message, Reply, Tool, Usage
+from cuda_agent.agent.models.parse import checked, clean, parse
+from cuda_agent.agent.models.written import written
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError
 
 FIND_S = 30.0  # for the name of the model: nothing is computed, but an editor that just started may still load it
@@ -37,7 +39,7 @@ class Editor:
     the editor has none."""
 
     def __init__(self, id: str, ask: Ask) -> None:
-        self.id, self._ask = id, ask
+        self.id, self._ask, self._numbered = id, ask, 0
         self.name = f"editor:{id}" if id else "editor"
         answer = self._asked(request(id, (), (), Limits()), Limits(seconds=FIND_S))
         found = answer.get("model")
@@ -45,16 +47,20 @@ class Editor:
             raise ModelError("the editor does not say which language model it has: " + OTHERS)
         self.name = f"editor:{str(found['name']).replace('+', '-')}"  # a plus joins the parts of a candidate's origin
         self.context = _count(found.get("context"))
+        self._has_tools = found.get("tools") is not False
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], limits: Limits) -> Reply:
         """The next assistant message. What failed for no known reason is tried once more."""
         end = time.monotonic() + limits.seconds
-        question = request(self.id, messages, tools, limits)
+        if self._has_tools:
+            question = request(self.id, messages, tools, limits)
+        else:
+            question = request(self.id, written(messages, tools), (), limits)
         answer = self._ask(question, limits)
         if _kind(answer) == "other" and time.monotonic() + RETRY_S < end:
             self._wait(RETRY_S, limits)
             answer = self._ask(question, replace(limits, seconds=end - time.monotonic()))
-        return self._read(self._checked(answer, limits))
+        return self._read(self._checked(answer, limits), tools)
 
     def close(self) -> None:
         return
@@ -75,19 +81,29 @@ class Editor:
         failure = ContextOverflow if kind == "tooLong" else ModelError
         raise failure(KINDS[kind].format(model=self.name, message=message))
 
-    def _read(self, answer: Mapping[str, Any]) -> Reply:
+    def _read(self, answer: Mapping[str, Any], tools: Sequence[Tool]) -> Reply:
+        """Calls as the editor gives them, else those that stand in the text."""
         text, calls, usage = answer.get("text") or "", answer.get("calls") or (), answer.get("usage") or {}
         if not isinstance(text, str) or not isinstance(calls, list | tuple) or not isinstance(usage, Mapping):
             raise ModelError(f"the answer of the editor's language model {self.name} does not have the form it must")
-        made, complaint = [], ""
-        for one in calls:
-            arguments = one.get("arguments") if isinstance(one, Mapping) else None
-            if not isinstance(arguments, Mapping) or not one.get("name"):
-                complaint = "a call needs a name, and its arguments must be a JSON object"
-                continue
-            made.append(Call(str(one["name"]), arguments, str(one.get("id") or "")))
-        used = Usage(_count(usage.get("prompt")), _count(usage.get("completion")))
-        return Reply(text, tuple(made), used, "" if made else complaint, answer.get("cut") is True)
+        used, cut = Usage(_count(usage.get("prompt")), _count(usage.get("completion"))), answer.get("cut") is True
+        if not calls:
+            found = parse(text, tools)
+            numbered = tuple(replace(call, id=self._new_id()) for call in found.calls)
+            return Reply(found.prose, numbered, used, found.complaint, cut)
+        read = [
+            checked(str(one.get("name")), one.get("arguments"), tools, str(one.get("id") or ""))
+            if isinstance(one, Mapping)
+            else "A call is a JSON object with a name and its arguments."
+            for one in calls
+        ]
+        complaint = next((one for one in read if isinstance(one, str)), "")
+        return Reply(clean(text), tuple(one for one in read if isinstance(one, Call)), used, complaint, cut)
+
+    def _new_id(self) -> str:
+        """For a call out of the text: an editor matches calls and results by their ids."""
+        self._numbered += 1
+        return f"text-{self._numbered}"
 
     @staticmethod
     def _wait(seconds: float, limits: Limits) -> None:
