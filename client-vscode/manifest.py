@@ -14,6 +14,8 @@ def manifest() -> dict:
         "cudaAgent.restart": "Restart the Server",
         "cudaAgent.showLogs": "Show the Log",
         "cudaAgent.setRunCommand": "Set the Run Command",
+        "cudaAgent.chooseModel": "Choose the Language Model",
+        "cudaAgent.setApiKey": "Set the API Key",
         "cudaAgent.printDebugInformation": "Print Debug Information",
     }
     return {
@@ -24,7 +26,7 @@ def manifest() -> dict:
         "publisher": "cuda-agent",
         "license": "Apache-2.0",
         "private": True,
-        "engines": {"vscode": "^1.91.0"},
+        "engines": {"vscode": "^1.95.0"},
         "categories": ["Programming Languages", "Linters", "Other"],
         "keywords": ["cuda", "gpu", "kernel", "optimization"],
         "extensionKind": ["workspace"],
@@ -50,7 +52,7 @@ def manifest() -> dict:
         },
         "devDependencies": {
             "@types/node": "^20.0.0",
-            "@types/vscode": "~1.91.0",
+            "@types/vscode": "~1.95.0",
             "@vscode/vsce": "^3.7.1",
             "esbuild": "^0.28.0",
             "playwright-core": "^1.55.0",

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "server" / "cuda_agent"
 
 # A module may import from its own room and from any room before it.
 ORDER = [
-    ("errors", "model", "paths", "__init__"),
+    ("errors", "model", "paths", "keys", "__init__"),
     ("config",),
     ("cache",),
     ("source",),

@@ -9,6 +9,8 @@ import {
   type StaticFeature,
   TransportKind,
 } from "vscode-languageclient/node";
+import { environment, setApiKey } from "./apiKey";
+import { available, chooseModel, reply } from "./languageModel";
 import { askRunCommand, Proposals, SCHEME } from "./proposals";
 import { findServer } from "./server";
 import { StatusItem } from "./status";
@@ -20,7 +22,7 @@ let client: LanguageClient | undefined;
 /** Tells the server which of its own requests and notifications we answer. */
 class Announce implements StaticFeature {
   fillClientCapabilities(capabilities: ClientCapabilities): void {
-    const ours = { job: true, status: true, showDiff: true, askRunCommand: true };
+    const ours = { job: true, status: true, showDiff: true, askRunCommand: true, "model/reply": available() };
     capabilities.experimental = { ...(capabilities.experimental as object | undefined), cudaAgent: ours };
   }
   initialize(): void {}
@@ -36,6 +38,10 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   const status = new StatusItem(SELECTOR);
   const proposals = new Proposals(() => client);
   const command = (name: string, run: () => unknown) => vscode.commands.registerCommand(name, run);
+  const restart = async () => {
+    await stop();
+    await start(context, log, trace, status, proposals);
+  };
   context.subscriptions.push(
     log,
     trace,
@@ -43,12 +49,11 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     vscode.workspace.registerTextDocumentContentProvider(SCHEME, proposals),
     vscode.workspace.onDidChangeTextDocument((event) => event.document.uri.scheme === "file" && proposals.refresh()),
     vscode.workspace.onDidGrantWorkspaceTrust(() => client?.sendNotification("cudaAgent/trust", { trusted: true })),
-    command("cudaAgent.restart", async () => {
-      await stop();
-      await start(context, log, trace, status, proposals);
-    }),
+    command("cudaAgent.restart", restart),
     command("cudaAgent.showLogs", () => log.show()),
     command("cudaAgent.setRunCommand", askRunCommand),
+    command("cudaAgent.chooseModel", chooseModel),
+    command("cudaAgent.setApiKey", async () => (await setApiKey(context)) && restart()),
     command("cudaAgent.printDebugInformation", async () => {
       const found = await client?.sendRequest("cudaAgent/debugInformation", {});
       const document = await vscode.workspace.openTextDocument({ language: "json", content: JSON.stringify(found ?? null, null, 2) });
@@ -79,13 +84,15 @@ async function start(
     outputChannel: log,
     traceOutputChannel: trace,
   };
-  const executable = { command: server.command, args: server.args, transport: TransportKind.stdio };
+  const env = await environment(context);
+  const executable = { command: server.command, args: server.args, transport: TransportKind.stdio, options: { env } };
   client = new LanguageClient("cudaAgent", "CUDA Agent", executable, options);
   client.registerFeature(new Announce());
   client.onNotification("cudaAgent/status", (params) => status.update(params));
   client.onNotification("cudaAgent/job", (params) => status.job(params));
   client.onNotification("cudaAgent/showDiff", (params) => proposals.show(params));
   client.onRequest("cudaAgent/askRunCommand", askRunCommand);
+  client.onRequest("cudaAgent/model/reply", reply);
   try {
     await client.start();
   } catch (error) {

@@ -1,4 +1,5 @@
-// One smoke test in the real workbench: open a .cu, see the lens, optimise on the emulator, see the diff, accept.
+// Smoke tests in the real workbench: open a .cu, see the lens, optimise on the emulator, see the diff, accept; then with
+// the editor's own language model, first without one, then with an extension that brings one (test/model-provider).
 // usage: node test/workbench.mjs        (after test/setup.sh, `make` and `npm run package`)
 
 import { spawn, spawnSync } from "node:child_process";
@@ -22,10 +23,15 @@ const folder = path.join(scratch, "project");
 const user = path.join(scratch, "user");
 const extensions = path.join(scratch, "extensions");
 const file = path.join(folder, "softmax_rows.cu");
+const withModel = path.join(scratch, "with-model");
 
 function settings() {
   fs.mkdirSync(folder, { recursive: true });
   fs.copyFileSync(path.join(ROOT, "tests/corpus/softmax_rows.cu"), file);
+  fs.mkdirSync(path.join(withModel, ".vscode"), { recursive: true });
+  fs.copyFileSync(file, path.join(withModel, "softmax_rows.cu"));
+  const model = { "cudaAgent.model": "editor", "cudaAgent.policy": "model" };
+  fs.writeFileSync(path.join(withModel, ".vscode/settings.json"), JSON.stringify(model));
   const values = {
     "cudaAgent.serverCommand": [path.join(ROOT, ".venv/bin/cuda-agent")],
     "cudaAgent.device": "emulator",
@@ -81,11 +87,21 @@ settings();
 const env = { ...process.env, EXTENSIONS_GALLERY: '{"serviceUrl":""}', CUDA_AGENT_CACHE: process.env.CUDA_AGENT_CACHE ?? path.join(scratch, "cache") };
 const common = [ENTRY, "--config", path.join(scratch, "config.yaml"), "--user-data-dir", user, "--extensions-dir", extensions];
 fs.writeFileSync(path.join(scratch, "config.yaml"), "");
-const installed = spawnSync(process.execPath, [...common, "--install-extension", VSIX], { env, encoding: "utf-8" });
-if (installed.status !== 0) {
-  console.error(installed.stdout, installed.stderr);
-  process.exit(1);
+function run(command, more = {}) {
+  const done = spawnSync(process.execPath, command, { env, encoding: "utf-8", ...more });
+  if (done.status !== 0) {
+    throw new Error(`${command.join(" ")}\n${done.stdout}${done.stderr}`);
+  }
 }
+const install = (vsix) => run([...common, "--install-extension", vsix]);
+function installModel() {
+  const vsix = path.join(scratch, "scripted-model.vsix");
+  const vsce = path.join(ROOT, "client-vscode/node_modules/@vscode/vsce/vsce");
+  const quiet = ["--no-dependencies", "--skip-license", "--allow-missing-repository", "--out", vsix];
+  run([vsce, "package", ...quiet], { cwd: path.join(HERE, "model-provider") });
+  install(vsix);
+}
+install(VSIX);
 const port = await freePort();
 const flags = ["--auth", "none", "--bind-addr", `127.0.0.1:${port}`, "--disable-telemetry", "--disable-update-check", "--disable-workspace-trust", "--disable-getting-started-override"];
 const server = spawn(process.execPath, [...common, ...flags], { env, stdio: ["ignore", "pipe", "pipe"], detached: true });
@@ -100,19 +116,26 @@ try {
     args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
   });
   const page = await browser.newPage({ viewport: { width: 1280, height: 800 } });
-  const payload = encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://127.0.0.1:${port}${file}`]]));
-  await page.goto(`http://127.0.0.1:${port}/?folder=${folder}&payload=${payload}`);
+  const open = (where) => {
+    const opened = `vscode-remote://127.0.0.1:${port}${path.join(where, "softmax_rows.cu")}`;
+    return page.goto(`http://127.0.0.1:${port}/?folder=${where}&payload=${encodeURIComponent(JSON.stringify([["openFile", opened]]))}`);
+  };
   const lens = (text) => page.locator(".codelens-decoration a, .codelens-decoration span", { hasText: text }).first();
+  // A lens that is being redrawn swallows the click.
+  const press = async (text, begun) => {
+    for (let tries = 0; tries < 5 && !(await begun.isVisible()); tries++) {
+      await lens(text).click();
+      await begun.waitFor({ timeout: 15_000 }).catch(() => {});
+    }
+    await begun.waitFor({ timeout: 1_000 });
+  };
+  const said = (text) => page.locator(".notification-toast", { hasText: text }).first();
+  await open(folder);
 
   await step("the lens stands above the kernel", () => lens("Optimise").waitFor({ timeout: 60_000 }));
   await picture(page, "lens");
   await step("optimising on the emulator ends with a proposal", async () => {
-    // A lens that is being redrawn swallows the click.
-    const begun = lens("Cancel").or(lens("Accept")).first();
-    for (let tries = 0; tries < 5 && !(await begun.isVisible()); tries++) {
-      await lens("Optimise").click();
-      await begun.waitFor({ timeout: 15_000 }).catch(() => {});
-    }
+    await press("Optimise", lens("Cancel").or(lens("Accept")).first());
     await lens("Accept").waitFor({ timeout: 240_000 });
   });
   await picture(page, "proposal");
@@ -125,7 +148,6 @@ try {
   await step("Accept changes the text", async () => {
     await page.keyboard.press("Control+W");
     await page.locator(".monaco-diff-editor").first().waitFor({ state: "detached", timeout: 10_000 });
-    // A lens that is being redrawn swallows the click.
     const changed = page.locator(".view-line", { hasText: "__shfl_xor_sync" }).first();
     for (let tries = 0; tries < 5 && !(await changed.isVisible()); tries++) {
       await page.waitForTimeout(1000);
@@ -138,6 +160,31 @@ try {
     await page.locator(".monaco-editor .view-lines").first().click();
     await page.keyboard.press("Control+Z");
     await page.locator(".view-line", { hasText: "__shfl_xor_sync" }).first().waitFor({ state: "detached", timeout: 10_000 });
+  });
+
+  await step("without a language model in the editor the action says so", async () => {
+    await open(withModel);
+    await lens("Optimise").waitFor({ timeout: 60_000 });
+    await press("Optimise", said("the editor has no language model"));
+    await lens("Optimise").waitFor({ timeout: 10_000 });
+  });
+  installModel();
+  const allow = page.getByRole("button", { name: "Allow", exact: true }).first();
+  await step("with one the person is asked, and only after the action", async () => {
+    await open(withModel);
+    await lens("Optimise").waitFor({ timeout: 60_000 });
+    await page.waitForTimeout(3000);
+    if (await allow.isVisible()) throw new Error("asked before any action");
+    await press("Optimise", lens("Cancel").or(allow).first());
+    await allow.waitFor({ timeout: 120_000 });
+    await picture(page, "consent");
+    await allow.click();
+  });
+  await step("the model's rewrite is a proposal that says who wrote it", async () => {
+    await lens("written by editor:scripted-1").waitFor({ timeout: 240_000 });
+    await picture(page, "written");
+    await lens("Show diff").click();
+    await page.locator(".view-line", { hasText: "largest) / sum" }).first().waitFor({ timeout: 30_000 });
   });
 } catch (error) {
   if (results.failed === 0) results.failed++;

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cuda_agent import __version__, config
+from cuda_agent import __version__, config, keys
 from cuda_agent.errors import Cancelled, CudaAgentError, SourceError, ToolMissing, UsageError
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ def _seconds(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit code; Ctrl-C stops the work, keeps the best so far and ends with 130."""
+    keys.take()
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
         gc.disable()  # importing the protocol makes objects that all stay: `serve` starts collecting after that

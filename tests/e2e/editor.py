@@ -81,6 +81,9 @@ class Editor:
     answer: str | None = None  # to showMessageRequest: the title to press
     refuse_edits: str | None = None
     refreshes: int = 0
+    model: Callable[[Any], Awaitable[Any]] | None = None  # answers cudaAgent/model/reply
+    asked: list[Any] = field(default_factory=list)  # what the language model was asked
+    asked_in_vain: int = 0  # requests that the server called off
 
     @property
     def pid(self) -> int:
@@ -277,6 +280,16 @@ def _answer_requests(editor: Editor) -> None:
     @client.feature(types.CLIENT_REGISTER_CAPABILITY)
     def register(params: types.RegistrationParams) -> None:
         editor.notices.append(("client/registerCapability", params))
+
+    @client.feature("cudaAgent/model/reply")
+    async def model_reply(params: Any) -> Any:
+        editor.asked.append(params)
+        assert editor.model is not None
+        try:
+            return await editor.model(params)
+        except asyncio.CancelledError:
+            editor.asked_in_vain += 1
+            raise
 
     for method in ("cudaAgent/job", "cudaAgent/status", "cudaAgent/showDiff"):
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cuda_agent import keys
 from cuda_agent.capture.report import (
     Cancelled,
     CaptureOptions,
@@ -54,7 +55,7 @@ def capture(
     """
     if not command:
         raise UsageError("There is no command to run: cuda-agent capture -- make run")
-    return Session(command, cwd, options or CaptureOptions(), on_event, cancelled).run(tuple(command))
+    return Session(command, cwd, _with_keys(options), on_event, cancelled).run(tuple(command))
 
 
 def build_and_run(
@@ -74,7 +75,7 @@ def build_and_run(
     CompileError and what `capture` raises.
     """
     file = file.absolute()
-    work = Session((str(file),), file.parent, options or CaptureOptions(), on_event, cancelled)
+    work = Session((str(file),), file.parent, _with_keys(options), on_event, cancelled)
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
         program, copy = Path(folder) / "program" / file.stem, Path(folder) / "text" / file.name
         program.parent.mkdir()
@@ -84,6 +85,12 @@ def build_and_run(
             work.compile(copy, program, _write_as(file, text, copy, build))
         work.command = (str(program), *args)
         return work.run((f"./{file.stem}", *args))
+
+
+def _with_keys(options: CaptureOptions | None) -> CaptureOptions:
+    """The person's own program gets the person's own keys."""
+    options = options or CaptureOptions()
+    return replace(options, environment={**keys.persons(), **options.environment})
 
 
 def _write_as(file: Path, text: str, copy: Path, build: Build) -> Build:

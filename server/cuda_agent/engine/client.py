@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cuda_agent import keys
 from cuda_agent.engine import messages, processes, wire
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.engine.runner import describe_exit, rebuild_error
@@ -100,6 +101,7 @@ class EngineClient:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=keys.environment(),
             start_new_session=True,
             limit=1 << 20,
         )

@@ -2,8 +2,9 @@
 `TASKS` is the module whose `run(kind, params, report)` does the work, `engine.tasks` unless said otherwise.
 
 Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind,
-params}` (a request, one at a time) and `cancel`. Ours: `progress {percentage, message, best, best_outcome}` and
-`log {level, message}`, which also has what this package's loggers say."""
+params}` (a request, one at a time), `cancel` and `answer {ask, answer}`. Ours: `progress {percentage, message, best,
+best_outcome}`, `ask {ask, request}` and `stop {ask}` for the editor's language model, and `log {level, message}`, which
+also has what this package's loggers say."""
 
 from __future__ import annotations
 
@@ -13,12 +14,19 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cuda_agent import keys
 from cuda_agent.engine import processes, wire
-from cuda_agent.errors import CompileError, CudaAgentError
+from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, ModelError
+
+if TYPE_CHECKING:
+    from cuda_agent.agent.models import Limits
+
+POLL_S = 0.05  # a cancel is seen within this, while an answer is waited for
 
 
 class Report:
@@ -28,6 +36,8 @@ class Report:
         self._writer = writer
         self._stop = threading.Event()
         self._lock = threading.Lock()  # tasks may report from worker threads
+        self._asked = 0
+        self._answers: dict[int, queue.SimpleQueue[Mapping[str, Any]]] = {}  # by the number of the request
 
     def progress(
         self, percentage: int, message: str, best: str | None = None, best_outcome: Mapping[str, Any] | None = None
@@ -37,6 +47,39 @@ class Report:
 
     def log(self, level: str, message: str) -> None:
         self._send(wire.notification("log", {"level": level, "message": message}))
+
+    def ask(self, request: Mapping[str, Any], limits: Limits) -> Mapping[str, Any]:
+        """The editor's answer to `cudaAgent/model/reply`, from any thread. Raises Cancelled, and ModelError when none
+        came within `limits.seconds`."""
+        with self._lock:
+            self._asked += 1
+            ask, answers = self._asked, queue.SimpleQueue[Mapping[str, Any]]()
+            self._answers[ask] = answers
+        end = time.monotonic() + limits.seconds
+        self._send(wire.notification("ask", {"ask": ask, "request": request}))
+        try:
+            while True:
+                try:
+                    return answers.get(timeout=POLL_S)
+                except queue.Empty:
+                    if self.cancelled() or limits.cancelled():
+                        raise Cancelled("stopped while the editor's language model was writing") from None
+                    if time.monotonic() > end:
+                        raise ModelError(
+                            f"the editor's language model gave no answer within {limits.seconds:.0f} s: run the action "
+                            "again, or choose another model (cudaAgent.model)"
+                        ) from None
+        except (Cancelled, ModelError):
+            self._send(wire.notification("stop", {"ask": ask}))
+            raise
+        finally:
+            self._answers.pop(ask, None)
+
+    def answered(self, ask: int, answer: Mapping[str, Any]) -> None:
+        """From the engine's thread. An answer that nobody waits for any more is dropped."""
+        answers = self._answers.get(ask)
+        if answers is not None:
+            answers.put(answer)
 
     def cancelled(self) -> bool:
         return self._stop.is_set()
@@ -88,6 +131,7 @@ def run_one(message: wire.Message, report: Report, tasks: str) -> None:
 
 
 def main(tasks: str = "cuda_agent.engine.tasks") -> int:
+    keys.take()  # before the guardian splits off: it must not hold them either
     fd_in, fd_out = wire.private_stdio()
     processes.guard(fd_in)  # returns in the job only
     report = Report(wire.FdWriter(fd_out))
@@ -97,8 +141,11 @@ def main(tasks: str = "cuda_agent.engine.tasks") -> int:
     def listen() -> None:
         with os.fdopen(fd_in, "rb") as stream:
             while (message := wire.read_blocking(stream)) is not None:
-                if message.get("method") == "cancel":
+                method, params = message.get("method"), message.get("params") or {}
+                if method == "cancel":
                     report.stop(True)
+                elif method == "answer":
+                    report.answered(params["ask"], params["answer"])
                 else:
                     report.stop(False)
                     todo.put(message)

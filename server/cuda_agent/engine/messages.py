@@ -61,7 +61,7 @@ class Capture:
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Judge `candidate` (a whole file, or joined files as `text` is) against `text`. `launch` is the candidate's launch
-    map, `origin` who made it."""
+    map, `origin` who made it, `reason` why."""
 
     path: str
     text: str
@@ -70,6 +70,7 @@ class Verify:
     origin: str = "person"
     numeric: str = "bit-exact"
     launch: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
     settings: Settings = field(default_factory=Settings)
     job: str = ""
 
@@ -77,6 +78,15 @@ class Verify:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """The editor's answer to a `ModelAsk`."""
+
+    job: str
+    ask: int
+    answer: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ REQUESTS: dict[str, type] = {
     "optimize": Optimize,
     "verify": Verify,
     "cancel": Cancel,
+    "model/answer": ModelAnswer,
     "jobs": Nothing,
     "shutdown": Nothing,
 }
@@ -123,9 +134,33 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAsk:
+    """A job asks the editor's language model; `request` is `cudaAgent/model/reply`'s without the job. `ask` numbers a
+    job's requests."""
+
+    job: str
+    ask: int
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStop:
+    """The job no longer waits for that answer."""
+
+    job: str
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     level: Literal["error", "warning", "info", "debug"]
     message: str
 
 
-EVENTS: dict[str, type] = {"job/progress": JobProgress, "job/done": JobDone, "log": Log}
+EVENTS: dict[str, type] = {
+    "job/progress": JobProgress,
+    "job/done": JobDone,
+    "model/ask": ModelAsk,
+    "model/stop": ModelStop,
+    "log": Log,
+}

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cuda_agent.engine.codec import to_json
-from cuda_agent.engine.messages import Capture, JobDone, JobKind, JobProgress, JobStatus, Log, Optimize, Verify
+from cuda_agent.engine.messages import (
+    Capture,
+    JobDone,
+    JobKind,
+    JobProgress,
+    JobStatus,
+    Log,
+    ModelAsk,
+    ModelStop,
+    Optimize,
+    Verify,
+)
 from cuda_agent.engine.runner import JobProcess
 from cuda_agent.errors import Cancelled, CudaAgentError, UsageError
 
@@ -81,6 +92,12 @@ class Registry:
             await job.ended.wait()
         return True
 
+    def answer(self, id: str, ask: int, answer: Mapping[str, Any]) -> None:
+        """Hand a language model's answer to the job that asked; one that ended meanwhile needs it no more."""
+        job = self.jobs.get(id)
+        if job is not None:
+            job.process.answer(ask, answer)
+
     async def close(self) -> None:
         """Kill everything, without asking."""
         running = [job for job in self.jobs.values() if job.state == "running"]
@@ -137,6 +154,10 @@ class Registry:
             return
         if method == "log":
             self.emit("log", Log(notice.get("level", "info"), str(notice.get("message", ""))))
+        elif method == "ask":
+            self.emit("model/ask", ModelAsk(id, int(notice["ask"]), notice["request"]))
+        elif method == "stop":
+            self.emit("model/stop", ModelStop(id, int(notice["ask"])))
         if method != "progress":
             return
         new_best = notice.get("best") or job.best

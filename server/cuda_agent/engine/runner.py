@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cuda_agent import errors
+from cuda_agent import errors, keys
 from cuda_agent.engine import processes, wire
 
 OnNotice = Callable[[str, Mapping[str, Any]], None]
@@ -94,7 +94,14 @@ class JobProcess:
         _spawning.add(mark)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, start_new_session=True, limit=1 << 20
+                *command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                cwd=cwd,
+                env=keys.environment(),
+                start_new_session=True,
+                limit=1 << 20,
             )
             _guardians.add(self._process.pid)
         finally:
@@ -116,6 +123,10 @@ class JobProcess:
     def ask_to_stop(self) -> None:
         """Let the job end by itself and hand in its best so far; `kill` follows when it does not."""
         self._send(wire.notification("cancel", {}))
+
+    def answer(self, ask: int, answer: Mapping[str, Any]) -> None:
+        """The editor's answer to a request of the job."""
+        self._send(wire.notification("answer", {"ask": ask, "answer": answer}))
 
     async def kill(self) -> None:
         """SIGKILL the job and everything below it; returns when all are gone and reaped."""

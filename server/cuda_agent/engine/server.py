@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cuda_agent import keys
 from cuda_agent.engine import messages, processes, wire
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.engine.facts import FactsWorker
@@ -44,6 +45,7 @@ class Engine:
             "optimize": lambda params: self.on_job("optimize", params),
             "verify": lambda params: self.on_job("verify", params),
             "cancel": self.on_cancel,
+            "model/answer": self.on_model_answer,
             "jobs": self.on_jobs,
             "shutdown": self.on_shutdown,
         }
@@ -73,6 +75,9 @@ class Engine:
 
     async def on_cancel(self, params: messages.Cancel) -> Mapping[str, Any]:
         return {"cancelled": await self.registry.cancel(params.job)}
+
+    async def on_model_answer(self, params: messages.ModelAnswer) -> None:
+        self.registry.answer(params.job, params.ask, params.answer)
 
     async def on_jobs(self, params: messages.Nothing) -> list[Mapping[str, Any]]:
         return [
@@ -168,5 +173,6 @@ def main(argv: list[str]) -> int:
     if options.parent is not None:
         processes.die_with_parent(options.parent)
     processes.adopt_orphans()
+    keys.take()
     fd_in, fd_out = wire.private_stdio()
     return asyncio.run(_serve(fd_in, fd_out))

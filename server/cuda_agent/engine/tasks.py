@@ -58,19 +58,19 @@ def search(ask: Optimize, report: Report) -> Outcome:
     from cuda_agent.agent.policies.chosen import chosen, limits
 
     settings = ask.settings
-    request = loop.Request(
-        Path(ask.path),
-        ask.text,
-        ask.kernel,
-        settings.device,
-        settings.budget_seconds,
-        settings.budget_candidates,
-        args=settled(ask, report),
-        trajectory=_trajectory(ask.kernel, report),
-        **limits(settings),
-        unsaved={Path(path): text for path, text in ask.unsaved.items()},
-    )
-    with chosen(settings) as policy:
+    with chosen(settings, report.ask) as policy:  # first: a model that is not there is said before anything runs
+        request = loop.Request(
+            Path(ask.path),
+            ask.text,
+            ask.kernel,
+            settings.device,
+            settings.budget_seconds,
+            settings.budget_candidates,
+            args=settled(ask, report),
+            trajectory=_trajectory(ask.kernel, report),
+            **limits(settings),
+            unsaved={Path(path): text for path, text in ask.unsaved.items()},
+        )
         return loop.optimize(request, on_event=_Best(report).event, cancelled=report.cancelled, policy=policy())
 
 
@@ -129,6 +129,7 @@ def verify(ask: Verify, report: Report) -> Any:
             ask.numeric,  # type: ignore[arg-type]
             from_json(LaunchMap, ask.launch),
             id=hashlib.sha256(ask.candidate.encode("utf-8", "surrogatepass")).hexdigest()[:12],
+            reason=ask.reason,
         )
         verdict = judge.judge(
             device, build, workload, ask.text, candidate, on_event=forward, cancelled=report.cancelled

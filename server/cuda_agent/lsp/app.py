@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cuda_agent import keys
 from cuda_agent.engine import processes, wire
 from cuda_agent.lsp import handlers
 from cuda_agent.lsp.server import CudaAgentServer
@@ -124,6 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         print(f"cuda-agent serve: unknown option {unknown[0]}; it takes none but --stdio", file=sys.stderr)
         return 3
+    keys.take()
     fd_in, fd_out = wire.private_stdio()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("pygls").setLevel(logging.WARNING)  # at INFO it logs whole payloads, with the person's text

@@ -72,7 +72,9 @@ class Client:
 
     @property
     def action_tags(self) -> bool:
-        return self._has("text_document", "code_action", "tag_support")
+        """Whether it knows the tag for edits that a model wrote."""
+        known = _dig(self.capabilities, "text_document", "code_action", "tag_support", "value_set") or ()
+        return types.CodeActionTag.LlmGenerated in known
 
     @property
     def markdown(self) -> bool:

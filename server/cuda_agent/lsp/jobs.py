@@ -58,6 +58,9 @@ class Jobs:
     def running(self, uri: str, kernel: str) -> Job | None:
         return next((job for job in self._jobs.values() if job.uri == uri and job.kernel == kernel), None)
 
+    def get(self, id: str) -> Job | None:
+        return self._jobs.get(id)
+
     def all(self) -> list[Job]:
         return list(self._jobs.values())
 
@@ -114,6 +117,7 @@ class Jobs:
         if job.token is not None:
             self._notify(job.token, types.WorkDoneProgressEnd(message=event.message.splitlines()[0][:200]))
         job.ended.set()
+        self.server.editor_model.job_ended(job.id)
         self.on_end(job, event)
         self.server.tell_job(job, event.status, event.message)
 

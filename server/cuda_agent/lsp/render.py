@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from cuda_agent.lsp.compiler_facts import KernelFacts
 from cuda_agent.lsp.jobs import Job
-from cuda_agent.model import Kernel, LaunchSite, Proposal, SharedArray
+from cuda_agent.model import Candidate, Kernel, LaunchSite, Proposal, SharedArray
 from cuda_agent.source.symbols import Module
 
 
@@ -55,6 +55,36 @@ def proposal_title(proposal: Proposal) -> str:
         interval = f"[{timing.ci[0]:.2f}, {timing.ci[1]:.2f}]"
         return f"{timing.ratio:.2f}× {interval} verified on {timing.device}"
     return " · ".join(["verified on the emulator", *filter(None, [traffic(proposal)]), "not measured"])
+
+
+def lens_title(proposal: Proposal) -> str:
+    """As `proposal_title`, and who wrote it."""
+    by = model_of(proposal.candidate)
+    if proposal.candidate.origin == "person":
+        return proposal_title(proposal)
+    return f"{proposal_title(proposal)} · {f'written by {by}' if by else 'by rules'}"
+
+
+def model_of(candidate: Candidate) -> str:
+    """The language model that wrote it; empty when none did. What follows the model in an origin are rules it used."""
+    kind, _, rest = candidate.origin.partition(":")
+    return rest.partition("+")[0] if kind == "model" else ""
+
+
+def authors(candidate: Candidate) -> list[str]:
+    """Who made it, and why in their words, as lines of a list."""
+    kind, _, rest = candidate.origin.partition(":")
+    model = model_of(candidate)
+    if model:
+        rules = rest.partition("+")[2]
+        lines = [
+            f"- written by the language model {code(model)}" + (f", with the rules {code(rules)}" if rules else "")
+        ]
+    elif kind == "rule":
+        lines = [f"- made by the rules {code(rest)}"]
+    else:
+        lines = [f"- made by {code(candidate.origin)}"]
+    return [*lines, *([f"- why: {' '.join(candidate.reason.split())}"] if candidate.reason else [])]
 
 
 def traffic(proposal: Proposal) -> str:
@@ -134,7 +164,7 @@ def shared_text(array: SharedArray) -> str:
 def proposal_hover(proposal: Proposal) -> list[str]:
     """The evidence as a list: what was done, on which inputs, each gate that did not pass, and every assumption."""
     verdict = proposal.verdict
-    lines = [f"**proposal** {proposal_title(proposal)}", "", f"- made by {code(proposal.candidate.origin)}"]
+    lines = [f"**proposal** {proposal_title(proposal)}", "", *authors(proposal.candidate)]
     lines.append(f"- evidence: {verdict.level}; inputs: {verdict.inputs}; numeric: {verdict.numeric or 'not compared'}")
     passed = [gate.id for gate in verdict.gates if gate.status == "pass"]
     lines.append(f"- gates passed: {', '.join(passed) or 'none'}")

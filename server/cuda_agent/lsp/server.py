@@ -28,6 +28,7 @@ from cuda_agent.lsp.attach import Listener
 from cuda_agent.lsp.client import Client
 from cuda_agent.lsp.compiler_facts import CompilerFacts
 from cuda_agent.lsp.documents import Documents
+from cuda_agent.lsp.editor_model import EditorModel
 from cuda_agent.lsp.jobs import Job, Jobs
 from cuda_agent.lsp.proposals import Proposals
 from cuda_agent.lsp.protocol import Protocol, converter, reply
@@ -55,6 +56,7 @@ class CudaAgentServer(LanguageServer):
         self.engine = EngineClient(self._engine_said, self._engine_lost)
         self.jobs = Jobs(self, lambda job, event: outcomes.finish(self, job, event))
         self.attached = Listener(self)
+        self.editor_model = EditorModel(self)
         self.facts = CompilerFacts(self, lambda file: outcomes.facts_changed(self, file))
         self.root: Path | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -159,6 +161,10 @@ class CudaAgentServer(LanguageServer):
             self.jobs.progressed(event)
         elif isinstance(event, messages.JobDone):
             self.jobs.done(event)
+        elif isinstance(event, messages.ModelAsk):
+            self.editor_model.asked(event)
+        elif isinstance(event, messages.ModelStop):
+            self.editor_model.stopped(event)
         elif isinstance(event, messages.Log):
             self.log(event.message, event.level)
             if event.level == "error":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cuda_agent.agent.models import Limits, editor
+from cuda_agent.agent.models.editor import KINDS, request
 from cuda_agent.engine import messages
 from cuda_agent.engine.server import Engine
 from cuda_agent.lsp import attach
@@ -68,3 +70,13 @@ def test_engine_events(event: str) -> None:
     page = table("Server and engine", "event")
     assert page[event] == fields(messages.EVENTS[event])
     assert set(page) == set(messages.EVENTS)
+
+
+def test_the_language_models_question_and_answer() -> None:
+    section = "The editor's language model"
+    asked = request("", (), (), Limits())
+    assert list(table(section, "request")) == ["job", *asked]
+    assert list(table(section, "kind")) == list(KINDS)
+    # Every field of an answer is read by the backend, and no other.
+    read = set(re.findall(r'answer(?:\.get\(|\[)"(\w+)"', Path(editor.__file__).read_text()))
+    assert read == set(table(section, "answer"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lsprotocol import types
@@ -126,6 +127,35 @@ def test_titles_claim_no_more_than_the_verdict() -> None:
     rejected = Verdict("rejected", "emulated", (GateResult("G3", "outputs", "fail", "out[3] differs"),), "c")
     assert shown(rejected) == "rejected: G3 outputs: out[3] differs"
     assert shown(Verdict("undecided", "none", (), "c")) == "not fully verified: verify it again"
+
+
+def test_a_proposal_says_who_wrote_it_and_why() -> None:
+    verdict = Verdict("verified", "emulated", (), "c")
+
+    def proposed(origin: str, reason: str = "") -> tuple[str, list[str]]:
+        proposal = Proposal("1", "u", "k", "h", Candidate("k", "", "", (), origin, reason=reason), verdict, "")
+        return render.lens_title(proposal), [line for line in render.proposal_hover(proposal) if line.startswith("- ")]
+
+    by_rules, hover = proposed("rule:unroll(by=4)+restrict")
+    assert by_rules.endswith("not measured · by rules")
+    assert hover[0] == "- made by the rules `unroll(by=4)+restrict`"
+    by_model, hover = proposed("model:endpoint:qwen:30b", "Each row is read\nonce.")
+    assert by_model.endswith("· written by endpoint:qwen:30b")
+    assert hover[:2] == ["- written by the language model `endpoint:qwen:30b`", "- why: Each row is read once."]
+    by_both, hover = proposed("model:editor:gpt-x+unroll(by=4)")
+    assert by_both.endswith("· written by editor:gpt-x")
+    assert hover[0] == "- written by the language model `editor:gpt-x`, with the rules `unroll(by=4)`"
+    by_person, hover = proposed("person")
+    assert by_person.endswith("not measured")
+    assert hover[0] == "- made by `person`"
+
+
+@pytest.mark.parametrize(("tags", "knows"), [(None, False), ([], False), ([types.CodeActionTag.LlmGenerated], True)])
+def test_the_tag_of_a_models_edit_needs_a_client_that_knows_it(tags: Any, knows: bool) -> None:
+    support = types.CodeActionTagOptions(value_set=tags) if tags is not None else None
+    action = types.CodeActionClientCapabilities(tag_support=support)
+    capabilities = types.ClientCapabilities(text_document=types.TextDocumentClientCapabilities(code_action=action))
+    assert Client(capabilities).action_tags is knows
 
 
 def test_code_with_backticks() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import os
 import random
 import ssl
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from cuda_agent import keys
 from cuda_agent.agent.models import Limits, Message, Reply, Tool
 from cuda_agent.agent.models.assembly import Assembly
 from cuda_agent.agent.models.dialect import Dialect
@@ -264,8 +264,8 @@ def _sentence(*parts: str) -> str:
 
 def _key() -> str:
     """The key in the environment, or empty."""
-    for name in ("CUDA_AGENT_API_KEY", "OPENAI_API_KEY"):
-        if key := os.environ.get(name, "").strip():
+    for name in (keys.OURS, keys.PERSONS):
+        if key := keys.get(name).strip():
             if not (key.isascii() and key.isprintable()) or " " in key:
                 raise ModelError(f"{name} holds no key: a key is printable ASCII without spaces.")
             return key

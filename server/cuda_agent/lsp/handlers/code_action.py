@@ -10,7 +10,7 @@ from typing import Any
 from lsprotocol import types
 
 from cuda_agent.errors import SourceError
-from cuda_agent.lsp import inputs, render
+from cuda_agent.lsp import editor_model, inputs, render
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.lsp.edits import workspace_edit
 from cuda_agent.lsp.guard import feature
@@ -68,7 +68,7 @@ def actions(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator
     proposal = server.proposals.of_kernel(file, kernel.id)
     if proposal is not None:
         yield from _proposal(server, file, proposal)
-    reason = inputs.why_no_inputs(server, file, kernel)
+    reason = inputs.why_no_inputs(server, file, kernel) or editor_model.why_not(server)
     yield _action(f"Optimise kernel {kernel.name}", OPTIMIZE, "cudaAgent.optimize", where, reason)
     yield _action(
         f"Capture inputs of {kernel.name}", CAPTURE, "cudaAgent.capture", where, _why_no_capture(server, file, kernel)
@@ -91,7 +91,7 @@ def _proposal(server: CudaAgentServer, file: OpenFile, proposal: Proposal) -> It
     if proposal.state == "fresh" and proposal.verdict.status == "verified":
         accept = _action(f"Accept: {title}", ACCEPT, "cudaAgent.accept", which)
         accept.is_preferred = True
-        if proposal.candidate.origin.startswith("model:") and server.client.action_tags:
+        if render.model_of(proposal.candidate) and server.client.action_tags:
             accept.tags = [types.CodeActionTag.LlmGenerated]
         if not server.client.applies_edits:
             _carry_edit(server, file, proposal, accept)

@@ -48,7 +48,7 @@ def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[typ
 
 def proposal_row(proposal: Proposal) -> Iterator[types.Command]:
     which = [{"uri": proposal.uri, "kernel": proposal.kernel, "proposal": proposal.id}]
-    yield types.Command(title=render.proposal_title(proposal), command="cudaAgent.showDiff", arguments=which)
+    yield types.Command(title=render.lens_title(proposal), command="cudaAgent.showDiff", arguments=which)
     yield types.Command(title="Show diff", command="cudaAgent.showDiff", arguments=which)
     if proposal.state == "fresh" and proposal.verdict.status == "verified":
         yield types.Command(title="Accept", command="cudaAgent.accept", arguments=which)

@@ -73,7 +73,7 @@ REQUESTS = {
     "cudaAgent/debugInformation": debug_information,
 }
 # What we send to clients that announced it in `experimental.cudaAgent`.
-SENT = ("cudaAgent/job", "cudaAgent/status", "cudaAgent/showDiff", "cudaAgent/askRunCommand")
+SENT = ("cudaAgent/job", "cudaAgent/status", "cudaAgent/showDiff", "cudaAgent/askRunCommand", "cudaAgent/model/reply")
 
 
 def proposal_id(uri: str) -> str:

@@ -15,7 +15,7 @@ from cuda_agent.config import Settings, parse
 from cuda_agent.engine.codec import to_json
 from cuda_agent.engine.messages import Capture, Optimize, Verify
 from cuda_agent.errors import SourceError, Untrusted, UsageError
-from cuda_agent.lsp import inputs, render
+from cuda_agent.lsp import editor_model, inputs, render
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.lsp.edits import workspace_edit
 from cuda_agent.lsp.guard import command
@@ -32,6 +32,9 @@ from cuda_agent.source.documents import Document
 async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
     file, kernel = _kernel(server, where)
     await _ready(server, file, kernel)
+    no_model = editor_model.why_not(server)
+    if no_model is not None:
+        raise UsageError(f"{kernel.name}: {no_model}")
     if not file.module.has_main and not (file.path and inputs.has_inputs(file.path)):
         await _need_run_command(server, file, kernel)
     params = Optimize(
@@ -67,6 +70,7 @@ async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
         candidate.origin,
         candidate.numeric,
         to_json(candidate.launch),
+        candidate.reason,
         settings_for(server, where),
         Jobs.new_id(),
     )
