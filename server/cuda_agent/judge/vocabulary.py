@@ -25,7 +25,8 @@ FORBIDDEN: dict[str, str] = {
         ("system", "popen", "fopen", "exec", "execv", "execve", "fork", "dlopen", "getenv", "syscall"), "host call"
     ),
 }
-_HOST_CALL = re.compile(r"cuda[A-Z]\w*|cu[A-Z]\w*|nvrtc\w*|nccl\w*|cublas\w*")
+_COMPLEX = r"C(?:real|imag|onj|add|sub|mul|div|abs|fma)f?\b|(?:Float|Double)?Complex\b"  # cuComplex.h is device code
+_HOST_CALL = re.compile(rf"cuda[A-Z]\w*|cu(?!{_COMPLEX})[A-Z]\w*|nvrtc\w*|nccl\w*|cublas\w*")
 
 # What may stand in a new `__attribute__((…))` or `[[…]]`; others change the arithmetic, or run code at load time.
 ATTRIBUTES = frozenset(

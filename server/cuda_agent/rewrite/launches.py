@@ -13,7 +13,7 @@ from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.rule import Context, with_launch
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source import declared
-from cuda_agent.source.tree import strip_parens
+from cuda_agent.source.tree import strip_parens, walk
 
 AxisText = Callable[[str], str]
 
@@ -67,11 +67,20 @@ def axes(context: Context, expression: str, at: int) -> tuple[str, str, str]:
 
 
 def block_axes(context: Context, expression: str, at: int) -> tuple[str, str, str]:
-    """As `axes`, but a dim3 that is declared once and never changed stands for the texts it was declared with."""
+    """As `axes`, but a dim3 that is declared once and never changed stands for the texts it was declared with, where
+    these still mean the same."""
     found = declared.declared(context.module, expression.strip(), at) if expression.strip().isidentifier() else None
-    if found is not None and found.kind == "dim3" and found.value is not None:
+    if found is not None and found.kind == "dim3" and found.value is not None and _still(context, found, at):
         return axes(context, text(found.value), at)
     return axes(context, expression, at)
+
+
+def _still(context: Context, found: declared.Declared, at: int) -> bool:
+    """Whether no variable of a declared value was changed between the declaration and the launch at `at`."""
+    assert found.value is not None
+    names = {text(node) for node in walk(found.value, "identifier")}
+    then, now = ([declared.version(context.module, name, place, at) for name in names] for place in (found.at, at))
+    return then == now
 
 
 def check_bound(context: Context, threads: int) -> None:

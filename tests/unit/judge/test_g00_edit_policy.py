@@ -6,6 +6,7 @@ import pytest
 
 from cuda_agent.judge.edit_tokens import Selection
 from cuda_agent.judge.gates.g00_edit_policy import violations
+from cuda_agent.judge.vocabulary import forbidden
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module
 
@@ -172,6 +173,11 @@ def test_the_person_may_opt_in_to_lower_precision(name: str, option: str) -> Non
     text, _ = BAD[name]
     sentences = found(text, frozenset([option]))
     assert not any("opt-in" in sentence for sentence in sentences), sentences
+
+
+def test_complex_numbers_are_no_host_calls() -> None:
+    assert not any(forbidden(word) for word in ("cuCaddf", "cuConj", "cuCreal", "cuFloatComplex", "cuComplex"))
+    assert all(forbidden(word) for word in ("cuCtxSynchronize", "cuMemAlloc", "cudaMalloc", "cuCaddress"))
 
 
 def test_a_changed_signature_is_allowed_when_every_launch_changed() -> None:
