@@ -9,7 +9,7 @@ it has loaded, and then never comes back there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,12 +55,26 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What the loop writes beyond the thread's own variables. `roots`: the arrays that it may lie in, empty when that
+    is not known."""
+
+    node: Node  # what is written
+    whole: Node  # the assignment
+    roots: frozenset[str]
+    access: Access | None
+
+
+@dataclass(frozen=True)
 class Walk:
-    """`loop.step` is "1" or "-1". `known`: what must hold where the loop writes in place, and how it is known."""
+    """`loop.step` is "1" or "-1". `known`: what must hold where the loop writes in place, and how it is known.
+    `advances`: every pointer that moves on, by name."""
 
     loop: StridedLoop
     body: Body
     loads: tuple[Load, ...]
+    stored: tuple[Stored, ...]
+    advances: Mapping[str, Advance]
     writes: bool  # through a pointer that is none of the loads': they must not overlap
     known: tuple[tuple[str, Literal["captured", "assumed"]], ...]
 
@@ -99,9 +113,9 @@ def counting_loop(context: Context, node: Node) -> StridedLoop | None:
     return StridedLoop(node, name, counted.variable.type, declares, start, bound, str(counted.step.value), update, body)
 
 
-def walk_of(context: Context, known: Names, node: Node) -> Walk | None:
+def walk_of(context: Context, known: Names, node: Node, *, quietly: bool = False) -> Walk | None:
     """The loads of a loop that can be made ahead; None when the loop does not count. RuleRefused when it writes what
-    later iterations read, or does more than load, compute and store."""
+    later iterations read, or does more than load, compute and store. `quietly`: a loop without any such load, too."""
     loop = counting_loop(context, node)
     if loop is None or next(syntax.of_type(loop.body, *syntax.LOOPS), None) is not None:
         return None
@@ -135,11 +149,11 @@ def walk_of(context: Context, known: Names, node: Node) -> Walk | None:
             sentence, how = _distance(context, load, access)
             if sentence:
                 sentences[sentence] = how
-    if not found:
+    if not found and not quietly:
         if why is not None:
             raise why
         return None
-    return Walk(loop, body, tuple(found.values()), others, tuple(sentences.items()))
+    return Walk(loop, body, tuple(found.values()), tuple(writes), advances, others, tuple(sentences.items()))
 
 
 def _both(one: Load, other: Load) -> Load:
@@ -218,15 +232,7 @@ def _uncast(node: Node) -> Node:
 # ---------------------------------------------------------------- loads and what is written
 
 
-@dataclass(frozen=True)
-class _Write:
-    node: Node  # what is written
-    whole: Node  # the assignment
-    roots: frozenset[str]
-    access: Access | None
-
-
-def _writes(context: Context, known: Names, body: Body) -> Iterator[_Write]:
+def _writes(context: Context, known: Names, body: Body) -> Iterator[Stored]:
     """What the body writes beyond the thread's own variables."""
     accesses = {a.node.id: a for a in body.accesses}
     local = {v.name for v in names.of(context).variables if v.is_array and not v.shared}
@@ -239,11 +245,11 @@ def _writes(context: Context, known: Names, body: Body) -> Iterator[_Write]:
         if plain or (first is not None and text(first) in local and target.type == "subscript_expression"):
             continue
         access = accesses.get(target.id)
-        roots = _roots(context, known, access.array if access is not None else target)
-        yield _Write(target, write.node, roots, access)
+        roots = roots_of(context, known, access.array if access is not None else target)
+        yield Stored(target, write.node, roots, access)
 
 
-def _roots(context: Context, known: Names, place: Node) -> frozenset[str]:
+def roots_of(context: Context, known: Names, place: Node) -> frozenset[str]:
     """The arrays that a pointer may point into; empty when that is not known."""
     found = known.roots(place)
     variable = affine.variable(context, place) if place.type == "identifier" else None
@@ -259,14 +265,14 @@ def _roots(context: Context, known: Names, place: Node) -> frozenset[str]:
     return frozenset(r for r in roots if r is not None) if None not in roots else frozenset()
 
 
-def _same(body: Body, access: Access, write: _Write) -> bool:
+def _same(body: Body, access: Access, write: Stored) -> bool:
     """The write goes to the very element that the access reads."""
     at = squeeze(body.expanded(access.node, body.variable))
     return squeeze(body.expanded(write.node, body.variable)) == at
 
 
 def _load(
-    context: Context, known: Names, body: Body, access: Access, advances: dict[str, Advance], writes: list[_Write]
+    context: Context, known: Names, body: Body, access: Access, advances: dict[str, Advance], writes: list[Stored]
 ) -> Load | None:
     name = access.name
     advance = advances.get(name)
@@ -282,7 +288,7 @@ def _load(
         element = known.element(access.array) or ""
         if not element or "volatile" in element:
             return None
-    roots = _roots(context, known, access.array)
+    roots = roots_of(context, known, access.array)
     in_place = False
     for write in writes:
         if _same(body, access, write) and write.access is not None:
@@ -307,7 +313,7 @@ def _one_side(advance: Advance, *nodes: Node) -> bool:
     return len({n.start_byte < advance.statement.start_byte for n in nodes}) == 1
 
 
-def _before(node: Node, write: _Write) -> bool:
+def _before(node: Node, write: Stored) -> bool:
     """The iteration reads at the node before it writes."""
     if syntax.span(write.whole).holds(syntax.span(node)):
         return True  # a value is computed before it is stored

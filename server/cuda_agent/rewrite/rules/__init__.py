@@ -31,6 +31,7 @@ from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_independent import SplitIndependent
 from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.stage import Stage
+from cuda_agent.rewrite.rules.stage_walk import StageWalk
 from cuda_agent.rewrite.rules.stream_hints import StreamHints
 from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     BlockTable(),
     ShareArray(),
     Stage(),
+    StageWalk(),
     Pad(),
     CoarsenBlock(),
     AggregateAtomics(),
