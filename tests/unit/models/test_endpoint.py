@@ -273,6 +273,8 @@ COMPLAINED = {
         events({"choices": [{"delta": {"reasoning": "hm"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}),
         "all of it was reasoning",
     ),
+    "arguments that nest deeply": (calls(("facts", '{"a": ' * 400 + "1" + "}" * 400)), "32 levels"),
+    "arguments that nest for ever": (calls(("facts", '{"a": ' * 10_000)).but(piece=10_000), "nests too deeply"),
     "a call without a name": (
         events({"choices": [{"delta": {"tool_calls": [{"id": "a"}]}, "finish_reason": "stop"}]}),
         "There is no tool ``",
@@ -390,6 +392,9 @@ BROKEN = {
     "an error comes instead": (events({"error": {"message": "CUDA out of memory"}}), "CUDA out of memory"),
     "an error with status 200": (raw('{"error": "upstream is gone"}'), "upstream is gone"),
     "the answer is not JSON": (raw("{"), "the answer is not JSON"),
+    "an event nests deeply": (events("[" * 100_000), "an event is not JSON"),
+    "an error nests deeply": (events('{"error": ' + '{"error": ' * 400 + '"so"' + "}" * 401), "broke off: so"),
+    "an answer nests deeply": (raw('{"a": ' * 100_000), "the answer is not JSON"),
 }
 
 
