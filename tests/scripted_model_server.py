@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -174,6 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing on stderr."""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that goes away is part of the game
+            super().handle()
 
     def do_GET(self) -> None:
         found = self.path.endswith("/models")

@@ -17,6 +17,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from cuda_agent.agent.models import Call, Limits, Message, Reply, Tool, Usage, endpoint, open_model
@@ -184,9 +185,24 @@ def test_a_server_without_tools_reads_them_in_the_system_message(opened: Opened,
     assert [one["role"] for one in messages] == ["system", "user", "assistant", "user"]
     assert ASKED[0].text in messages[0]["content"]
     assert '"name": "edit"' in messages[0]["content"]
-    assert messages[2]["content"] == text.replace("Yes. ", "Yes.\n")
+    assert messages[2]["content"] == 'Yes.\n{"name": "edit", "arguments": {"search": "a", "replace": "b"}}'
+    schema = server.requests[-1].body["response_format"]["json_schema"]["schema"]
+    jsonschema.validate({"name": "edit", "arguments": {"search": "a", "replace": "b"}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"name": "edit", "arguments": {}}, schema)
     assert "applied" in messages[3]["content"]
     assert "go on" in messages[3]["content"]
+
+
+def test_a_server_without_tools_and_schemas_is_told_the_tags(opened: Opened) -> None:
+    refuses = {"tools": NO_TOOLS, "response_format": "response_format.type must be text"}
+    server, model = opened(say(TEXTS["tags"]), say(TEXTS["tags"]), refuses=refuses)
+    assert ask(model).calls == (EDITED,)
+    model.reply([*ASKED, Message("assistant", "", (EDITED,))], TOOLS, Limits())
+    system, _, assistant = server.requests[-1].body["messages"]
+    assert "<tool_call>" in system["content"]
+    assert assistant["content"] == TEXTS["tags"]
+    assert "response_format" not in server.requests[-1].body
 
 
 def test_an_error_that_passes_takes_no_tools_away(opened: Opened) -> None:
@@ -273,6 +289,8 @@ COMPLAINED = {
         events({"choices": [{"delta": {"reasoning": "hm"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}),
         "all of it was reasoning",
     ),
+    "arguments that nest deeply": (calls(("facts", '{"a": ' * 400 + "1" + "}" * 400)), "32 levels"),
+    "arguments that nest for ever": (calls(("facts", '{"a": ' * 10_000)).but(piece=10_000), "nests too deeply"),
     "a call without a name": (
         events({"choices": [{"delta": {"tool_calls": [{"id": "a"}]}, "finish_reason": "stop"}]}),
         "There is no tool ``",
@@ -390,6 +408,9 @@ BROKEN = {
     "an error comes instead": (events({"error": {"message": "CUDA out of memory"}}), "CUDA out of memory"),
     "an error with status 200": (raw('{"error": "upstream is gone"}'), "upstream is gone"),
     "the answer is not JSON": (raw("{"), "the answer is not JSON"),
+    "an event nests deeply": (events("[" * 100_000), "an event is not JSON"),
+    "an error nests deeply": (events('{"error": ' + '{"error": ' * 400 + '"so"' + "}" * 401), "broke off: so"),
+    "an answer nests deeply": (raw('{"a": ' * 100_000), "the answer is not JSON"),
 }
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cuda_agent.agent.models import Limits, Message, Tool
-from cuda_agent.agent.models.textual import as_text
+from cuda_agent.agent.models.textual import as_text, one_call
 
 ABOUT_TOOLS = re.compile(r"tool|function|jinja|grammar|guided|structured output", re.IGNORECASE)
 TOOLS_UNKNOWN = re.compile(r"jinja|tools?\b.{0,40}(support|require|enable)|support.{0,40}\btools?\b", re.IGNORECASE)
+ABOUT_SCHEMA = re.compile(r"response_format|schema|grammar|guided|structured output", re.IGNORECASE)
 ABOUT_ROLES = re.compile(r"alternat|system (role|message)|(role|roles).{0,40}(system|support)", re.IGNORECASE)
 VAGUE = re.compile(r"(bad request|invalid request|unprocessable (entity|content)|)[.!]?", re.IGNORECASE)
 ASKED_AGAIN = (400, 404, 405, 413, 415, 422, 500, 501)
@@ -21,10 +22,12 @@ ASKED_AGAIN = (400, 404, 405, 413, 415, 422, 500, 501)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`required`: a call may be forced. `tools`: tools are a field of the request, not text in the system message."""
+    """`required`: a call may be forced. `tools`: tools are a field of the request, not text in the system message;
+    `schema`: then an answer may be held to the JSON schema of a call."""
 
     required: bool = True
     tools: bool = True
+    schema: bool = True
     usage: bool = True
     system: bool = True
     limit: str = "max_tokens"
@@ -35,7 +38,11 @@ class Dialect:
         if self.usage:
             body["stream_options"] = {"include_usage": True}
         if not self.tools:
-            spoken = as_text(messages, tools, self.system)
+            held = bool(tools) and limits.force and self.schema
+            spoken = as_text(messages, tools, system=self.system, bare=held)
+            if held:
+                call = {"name": "call", "schema": one_call(tools)}
+                body["response_format"] = {"type": "json_schema", "json_schema": call}
             return body | {"messages": [{"role": one.role, "content": one.text} for one in spoken]}
         body["messages"] = _api_messages(messages)
         if tools:
@@ -63,6 +70,8 @@ class Dialect:
         about_tools = (TOOLS_UNKNOWN if status >= 500 else ABOUT_TOOLS).search(words)  # a 500 may be about anything
         if "tools" in body and (vague or about_tools):
             return replace(self, required=False) if "tool_choice" in body else replace(self, tools=False)
+        if "response_format" in body and (vague or ABOUT_SCHEMA.search(words)):
+            return replace(self, schema=False)
         if self.tools and ABOUT_ROLES.search(words):
             return replace(self, tools=False)
         if self.system and ABOUT_ROLES.search(words):

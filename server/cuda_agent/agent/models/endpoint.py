@@ -31,6 +31,7 @@ from cuda_agent.agent.models.refusals import (
     retry_after,
     shortened,
     site,
+    words_in,
     words_of,
 )
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError, UsageError
@@ -210,11 +211,11 @@ class Endpoint:
     def _whole(self, data: bytes, heard: Assembly) -> None:
         try:
             body = json.loads(data)
+            heard.add(body)
         except (ValueError, RecursionError):
             raise _Passing(self._broke_off("the answer is not JSON")) from None
         if isinstance(body, dict) and body.get("error"):
             raise self._complained(body["error"])
-        heard.add(body)
 
     # What went wrong, and whether it may pass.
 
@@ -244,7 +245,7 @@ class Endpoint:
 
     def _complained(self, error: object) -> _Passing | ModelError:
         """An error that came instead of a reply, with status 200."""
-        words = words_of(json.dumps(error).encode(), self._key)
+        words = words_in(error, self._key)
         return self._overflow(words) if OVERFLOW.search(words) else _Passing(self._broke_off(words))
 
     def _overflow(self, words: str) -> ContextOverflow:

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 OVERFLOW = re.compile(
@@ -33,9 +32,18 @@ ADVICE = {
 def words_of(body: bytes, key: str = "") -> str:
     """What an error's body says, in at most 300 characters of one line."""
     text = body.decode("utf-8", "replace")
-    with suppress(ValueError, RecursionError):  # not JSON: the text itself
-        text = _said(json.loads(text)) or text
-    return shortened(text, key)
+    try:
+        return words_in(json.loads(text), key)
+    except (ValueError, RecursionError):  # not JSON: the text itself
+        return shortened(text, key)
+
+
+def words_in(error: object, key: str = "") -> str:
+    """The same of an error that is read already."""
+    try:
+        return shortened(_said(error) or json.dumps(error), key)
+    except RecursionError:
+        return "an error that nests too deeply to be read"
 
 
 def shortened(text: str, key: str = "") -> str:

@@ -4,39 +4,58 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from cuda_agent.agent.models import Call, Message, Role, Tool
 
 
-def describe(tools: Sequence[Tool]) -> str:
-    """What a system message says about the tools and about how one is called."""
+def describe(tools: Sequence[Tool], bare: bool = False) -> str:
+    """What a system message says about the tools and about how one is called: in tags after any words, or `bare`."""
     listed = "\n".join(
         json.dumps({"name": t.name, "description": t.text, "parameters": dict(t.parameters)}) for t in tools
     )
+    call = '{"name": "NAME", "arguments": {…}}'
+    how = f"Answer with one call: {call}" if bare else f"To call one, write exactly this: <tool_call>{call}</tool_call>"
     return (
         "You act by calling tools. These are all there are, one a line, with the JSON schema of their arguments:\n"
-        f"{listed}\n"
-        "To call one, write exactly this, with JSON between the tags, and stop:\n"
-        '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>'
+        f"{listed}\n{how}"
     )
 
 
-def spell(call: Call) -> str:
+def spell(call: Call, bare: bool = False) -> str:
     """A call as `parse` reads it."""
-    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
+    text = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    return text if bare else f"<tool_call>{text}</tool_call>"
 
 
-def as_text(messages: Sequence[Message], tools: Sequence[Tool], system: bool = True) -> list[Message]:
+def one_call(tools: Sequence[Tool]) -> dict[str, Any]:
+    """The JSON schema of a bare call of one of the tools."""
+    each = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return {"anyOf": each}
+
+
+def as_text(
+    messages: Sequence[Message], tools: Sequence[Tool], *, system: bool = True, bare: bool = False
+) -> list[Message]:
     """The same conversation without calls and tool messages, user and assistant in turn, as the strictest templates
-    want it. `system=False`: what the system says stands at the head of the first user message."""
+    want it. `system=False`: what the system says stands at the head of the first user message. `bare`: calls without
+    tags."""
     head = [message.text for message in messages if message.role == "system"]
     if tools:
-        head.append(describe(tools))
+        head.append(describe(tools, bare))
     spoken: list[Message] = []
     for message in messages:
         if message.role == "system":
             continue
-        text = "\n".join(part for part in (message.text, *map(spell, message.calls)) if part)
+        text = "\n".join(part for part in (message.text, *(spell(call, bare) for call in message.calls)) if part)
         if message.role == "tool":
             text = f"<tool_response>\n{message.text}\n</tool_response>"
         role: Role = "assistant" if message.role == "assistant" else "user"
