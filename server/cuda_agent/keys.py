@@ -30,7 +30,7 @@ def take() -> None:
 
 def get(name: str) -> str:
     """The key of that name; empty when there is none. A model's endpoint is given `OURS`, else `PERSONS`."""
-    return _kept.get(name) or os.environ.get(name, "")
+    return os.environ.get(name) or _kept.get(name, "")
 
 
 def environment() -> dict[str, str]:

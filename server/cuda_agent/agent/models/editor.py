@@ -13,7 +13,7 @@ from typing import Any
 
 from cuda_agent.agent.models import Ask, Call, Limits, Message, Reply, Tool, Usage
 from cuda_agent.agent.models.parse import checked, clean, parse
-from cuda_agent.agent.models.written import written
+from cuda_agent.agent.models.textual import as_text
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError
 
 FIND_S = 30.0  # for the name of the model: nothing is computed, but an editor that just started may still load it
@@ -55,7 +55,7 @@ class Editor:
         if self._has_tools:
             question = request(self.id, messages, tools, limits)
         else:
-            question = request(self.id, written(messages, tools), (), limits)
+            question = request(self.id, as_text(messages, tools), (), limits)
         answer = self._ask(question, limits)
         if _kind(answer) == "other" and time.monotonic() + RETRY_S < end:
             self._wait(RETRY_S, limits)
