@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-MODELS_PIP := .venv-models/bin/python -m pip install --quiet --disable-pip-version-check
+MODELS_PIP := .venv-models/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 .PHONY: all demo test test-models lint bench client bench-parse bench-emulator bench-hecbench bench-ladders bench-kernel-tuner clean
 
@@ -11,7 +11,7 @@ all: .venv/.done
 .venv/.done: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "venv is missing: apt install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 # The main job, on the best device here: capture softmax_rows from its own program, rewrite, judge, show.
