@@ -37,6 +37,22 @@ Tools, one JSON object a line:
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# How `transformers serve` finds a call in a reply: the entry that it has for models of this convention.
+CALLS_IN_REPLIES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text"},
+    },
+}
+
 
 @pytest.fixture(scope="session")
 def weights() -> Path:
@@ -61,8 +77,8 @@ def converted(small: Transformers, tmp_path_factory: pytest.TempPathFactory) -> 
     tokenizer, template = small._tokenizer, small._tokenizer.chat_template
     small._model.save_pretrained(folder)
     try:
-        tokenizer.chat_template = WITH_TOOLS
+        tokenizer.chat_template, tokenizer.response_template = WITH_TOOLS, CALLS_IN_REPLIES
         tokenizer.save_pretrained(folder)
     finally:
-        tokenizer.chat_template = template
+        tokenizer.chat_template, tokenizer.response_template = template, None
     return folder

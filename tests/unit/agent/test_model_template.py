@@ -9,7 +9,8 @@ import pytest
 
 from cuda_agent.agent.models import Call, Message, Tool
 from cuda_agent.agent.models.parse import parse
-from cuda_agent.agent.models.template import Template, call_schema, written
+from cuda_agent.agent.models.template import Template, call_schema
+from cuda_agent.agent.models.textual import spell
 from cuda_agent.errors import ModelError
 
 TOOL = Tool("apply", "Applies a rule.", {"type": "object", "properties": {"rule": {"type": "string"}}})
@@ -71,27 +72,39 @@ def test_a_template_that_leaves_them_out_gets_words() -> None:
     assert not template.tools
     text = template.prompt(TALK, [TOOL])
     turns = text.split("<|im_end|>\n")
-    assert turns[0].startswith("<|im_start|>system\nYou optimise.\n\n# Tools\n")
+    assert turns[0].startswith("<|im_start|>system\nYou optimise.\n\nYou act by calling tools.")
     assert '{"name": "apply", "description": "Applies a rule.", "parameters": ' in turns[0]
-    assert turns[2] == f"<|im_start|>assistant\nI try.\n{written(CALL)}"
-    assert turns[3] == "<|im_start|>user\n<tool_response>\nrefused\n</tool_response>\nAgain."
+    assert turns[2] == f"<|im_start|>assistant\nI try.\n{spell(CALL)}"
+    assert turns[3] == "<|im_start|>user\n<tool_response>\nrefused\n</tool_response>\n\nAgain."
     assert turns[4] == "<|im_start|>assistant\n"
 
 
 def test_without_tools_nothing_is_said_of_them() -> None:
-    assert "tool" not in Template(basic).prompt(TALK[:2], [])
+    assert "calling tools" not in Template(basic).prompt(TALK[:2], [])
     assert Template(full).prompt(TALK[:2], []) == "[system]You optimise.\n[user]Go.\n[assistant]"
 
 
 def test_tools_without_a_system_message() -> None:
-    assert Template(basic).prompt([TALK[1]], [TOOL]).startswith("<|im_start|>system\n# Tools\n")
+    assert Template(basic).prompt([TALK[1]], [TOOL]).startswith("<|im_start|>system\nYou act by calling tools")
 
 
 def test_a_template_without_a_system_role() -> None:
     text = Template(no_system).prompt(TALK, [TOOL])
     first = text.split("<|im_end|>")[0]
-    assert first.startswith("<|im_start|>user\nYou optimise.\n\n# Tools")
+    assert first.startswith("<|im_start|>user\nYou optimise.\n\nYou act by calling tools")
     assert first.endswith("\n\nGo.")
+
+
+def test_a_template_that_renders_tools_and_wants_turns() -> None:
+    def strict(conversation: Conversation, tools: Any = None, add_generation_prompt: bool = False) -> str:
+        roles = [one["role"] for one in conversation]
+        if any(roles[at : at + 2] == ["tool", "user"] for at in range(len(roles))):
+            raise ValueError("after a tool comes the assistant")
+        return full(conversation, tools, add_generation_prompt)
+
+    template = Template(strict)
+    assert "[tool]refused" in template.prompt(TALK[:4], [TOOL])
+    assert "<tool_response>\nrefused\n</tool_response>\n\nAgain." in template.prompt(TALK, [TOOL])
 
 
 def test_a_template_that_refuses_everything() -> None:
@@ -102,7 +115,7 @@ def test_a_template_that_refuses_everything() -> None:
         Template(refuses).prompt(TALK, [])
 
 
-@pytest.mark.parametrize(("render", "ending"), [(full, "<tool_call>\n"), (basic, "<tool_call>\n"), (bare, "")])
+@pytest.mark.parametrize(("render", "ending"), [(full, "<tool_call>"), (basic, "<tool_call>"), (bare, "")])
 def test_a_forced_call_begins_as_the_template_writes_calls(render: Any, ending: str) -> None:
     template = Template(render)
     plain, forced = (template.prompt(TALK, [TOOL], force) for force in (False, True))
@@ -113,7 +126,7 @@ def test_a_forced_call_begins_as_the_template_writes_calls(render: Any, ending: 
 
 
 def test_a_forced_call_does_not_stand_in_a_thought() -> None:
-    assert Template(thinking).prompt(TALK, [TOOL], force=True).endswith("<think>\n\n</think>\n\n<tool_call>\n")
+    assert Template(thinking).prompt(TALK, [TOOL], force=True).endswith("<think>\n\n</think>\n\n<tool_call>")
     assert Template(thinking).prompt(TALK, [TOOL]).endswith("<think>\n")
 
 
