@@ -66,7 +66,7 @@ class ModelPolicy:
             ]
 
         self._desk, self._talk = desk, Talk(self.model, TOOLS, opening)
-        state.record("prompts", hash=prompts.digest(), model=self.model.name)
+        state.record("prompts", hash=prompts.digest(), model=self.model.name, **{"from": desk.parent})
         return self._desk, self._talk
 
     def _turn(self, state: State, desk: Desk, talk: Talk) -> Candidate | None:
@@ -83,6 +83,8 @@ class ModelPolicy:
                 self._answer(state, talk, call, "not done: one step at a time")
                 continue
             answer = act(desk, call)
+            asked = {"candidates": [answer.candidate.id]} if answer.candidate is not None else {}
+            state.record("action", by=self.name, name=call.name, arguments=dict(call.arguments), **asked)
             self._over = self._over or answer.over
             if answer.candidate is not None:
                 self._idle = 0
