@@ -25,10 +25,11 @@ ORDER = [
     ("inputs",),
     ("agent",),
     ("verify", "bench", "recheck"),
-    ("regression",),
+    ("regression", "replay", "compare"),
+    ("compare_page",),
     ("engine",),
     ("lsp", "progress"),
-    ("report",),
+    ("report", "records"),
     ("cli",),
     ("demo",),
 ]

@@ -71,6 +71,7 @@ class Request:
     fresh: bool = False  # nothing that an earlier search found is used
     unsaved: Mapping[Path, str] = field(default_factory=dict)  # texts of other files that an editor has open
     recorded: bool = True  # in the cache, where the settings let it
+    foreign: bool = False  # all candidates are from a file that others may have written
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,8 @@ class _Search:
                         compiling.guess(partial(self._ahead, policy, candidate))
 
     def _allowed(self, candidate: Candidate) -> bool:
-        """Text from a model is compiled only when the edit policy lets it."""
-        if not candidate.origin.startswith("model"):
+        """Text from a model, or from a file, is compiled only when the edit policy lets it."""
+        if not (candidate.origin.startswith("model") or self.request.foreign):
             return True
         gate = self._asked_policy(candidate)
         if gate.status == "pass":

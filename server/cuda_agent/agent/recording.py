@@ -50,7 +50,7 @@ def start_of(
         "text": text,
         "text_sha256": sha256(text),
         "build": build.origin,
-        "flags_sha256": cache.digest(record.flags(build.flags, project)),
+        "flags_sha256": flags_sha256(build),
         "inputs": workload.origin,
         "inputs_sha256": inputs_sha256(workload),
         "inputs_device": workload.device,
@@ -72,6 +72,11 @@ def start_of(
         "options": asdict(request.options) | {"allow": sorted(request.options.allow)},
         "fresh": request.fresh,
     }
+
+
+def flags_sha256(build: Build) -> str:
+    """The project's folder is spelled `.`: a copy of it elsewhere has the same."""
+    return cache.digest(record.flags(build.flags, record.project_of(Path(os.path.abspath(build.file)))))
 
 
 def inputs_sha256(workload: Workload) -> str:
