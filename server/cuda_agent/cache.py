@@ -12,6 +12,7 @@ import hashlib
 import logging
 import pickle
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -173,15 +174,32 @@ class Cache:
 
 
 _default: Cache | None = None
+_apart: Cache | None = None
 
 
 def default() -> Cache:
     """The process's cache, opened on first use, and again when CUDA_AGENT_CACHE or the setting of its size changed."""
     global _default
+    if _apart is not None:
+        return _apart
     wanted = (paths.cache_dir() / "results", config.current().cache_size_mb << 20)
     if _default is None or (_default.folder, _default.size_limit) != wanted:
         _default = Cache(*wanted)
     return _default
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[Cache]:
+    """Until the end an empty cache takes the place of this process's: nothing that was found before is known. What
+    child processes keep is not in it."""
+    global _apart
+    with tempfile.TemporaryDirectory(prefix="cuda-agent-cache-", ignore_cleanup_errors=True) as folder:
+        _apart = own = Cache(Path(folder))
+        try:
+            yield own
+        finally:
+            _apart = None
+            own.close()
 
 
 def native_dir() -> Path:

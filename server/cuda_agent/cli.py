@@ -1,4 +1,5 @@
-"""The command line: facts · capture · verify · bench · optimize · export-test · serve · mcp · trust · worker · doctor.
+"""The command line: facts · capture · verify · bench · optimize · compare · trajectories · replay · export-test ·
+serve · mcp · trust · worker · doctor.
 
 With `--json` one JSON object goes to stdout; progress always goes to stderr. What no flag says is the setting's value
 (`--set`, docs/configuration.md). Exit codes: 0 verified, holds or done, 1 rejected or holds no longer, 2 could not
@@ -155,6 +156,26 @@ def _parser() -> _Parser:
         "--evidence", type=Path, metavar="FOLDER", help="also write an evidence file KERNEL.json for each of them"
     )
     optimize.add_argument("--trajectory", type=Path, help="append one JSON line for each step")
+
+    compare = command("compare", "Each kernel with each policy under equal budgets, side by side.")
+    compare.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    compare.add_argument("--policies", default="search,model,mixed", help="default: search,model,mixed")
+    inputs(compare)
+    compare.add_argument("--budget", type=_seconds, metavar="SECONDS", help="for each search (default 300)")
+    compare.add_argument("--candidates", type=int, metavar="N", help="for each search (default 200)")
+    compare.add_argument("--tokens", type=int, metavar="N", help="for each search that asks a model")
+    compare.add_argument("--model", metavar="SPEC", help="endpoint:NAME@URL, transformers:PATH or hub id")
+    html(compare, "a chart and the table")
+
+    trajectories = command("trajectories", "The recorded searches: list, show, export.", device=False)
+    trajectories.add_argument("action", nargs="?", choices=("list", "show", "export"), default="list")
+    trajectories.add_argument("ids", nargs="*", metavar="ID", help="an id or a part of it, a file, or `last`")
+    trajectories.add_argument("--out", type=Path, metavar="FILE.jsonl", help="of export: one JSON object a search")
+
+    replay = command("replay", "Run a recorded search again: the same texts must get the same verdicts.")
+    replay.add_argument("trajectory", metavar="FILE", help="a trajectory's file, its id or a part of it, or `last`")
+    replay.add_argument("--source", type=Path, help="the source file (or its project), when it was moved")
+    replay.add_argument("--inputs", type=Path, help="the folder of the inputs, when it was moved")
 
     export = command("export-test", "Write a regression test of an accepted kernel for your own repository.")
     export.add_argument("evidence", type=Path, help="evidence.json of a verified candidate that is in the file now")
@@ -601,6 +622,91 @@ def _trust(arguments: argparse.Namespace, progress: Progress, stop: threading.Ev
     return 0
 
 
+def _compare(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent import compare_page, records
+    from cuda_agent.agent.loop import Request
+    from cuda_agent.agent.policies.chosen import limits, several
+    from cuda_agent.compare import CompareRequest, compare
+    from cuda_agent.workload.bundle import write_atomic
+
+    names = list(dict.fromkeys(filter(None, arguments.policies.split(","))))
+    if unknown := [name for name in names if name not in ("search", "model", "mixed")] or not names:
+        raise UsageError(f"--policies are search, model and mixed with commas between them, not {unknown}")
+    settings = config.current()
+    asks = next((name for name in names if name != "search"), "search")
+    files = tuple(_existing(file) for file in arguments.files)
+    each = Request(
+        files[0],
+        device=arguments.device,
+        budget_s=arguments.budget,
+        max_candidates=arguments.candidates,
+        **limits(replace(settings, policy=asks)),
+        **_command(arguments),
+    )
+    with several(settings, names) as policies:
+        request = CompareRequest(files, each, arguments.kernel)
+        found = compare(request, policies, on_event=progress.event, cancelled=stop.is_set)
+    progress.close()
+    if arguments.html:
+        write_atomic(arguments.html, compare_page.document(found).encode())
+        print(f"{arguments.html} shows the comparison", file=sys.stderr)
+    if arguments.json:
+        _print_json({"status": "done" if found.kernels else "undecided", **found.to_json()})
+    else:
+        records.show_comparison(found)
+    return 0 if found.complete and found.kernels else 2
+
+
+def _trajectories(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent import records
+
+    progress.close()
+    if arguments.action != "export" and arguments.out:
+        raise UsageError("--out is for `trajectories export`")
+    if arguments.action == "export":
+        if not arguments.out:
+            raise UsageError("trajectories export needs --out FILE.jsonl")
+        count, skipped = records.export(arguments.ids, arguments.out)
+        for sentence in skipped:
+            print(sentence, file=sys.stderr)
+        if arguments.json:
+            _print_json({"status": "done", "searches": count, "file": str(arguments.out), "skipped": skipped})
+        else:
+            print(f"{arguments.out} has {count} search{'' if count == 1 else 'es'}")
+        return 0
+    if arguments.action == "show":
+        found = records.searches(arguments.ids or ["last"])
+        if arguments.json:
+            _print_json({"status": "done", "searches": [list(one.lines) for one in found]})
+        else:
+            records.show(found)
+        return 0
+    rows = records.rows(arguments.ids)
+    if arguments.json:
+        _print_json({"status": "done", "trajectories": rows})
+    else:
+        records.table(rows)
+    return 0
+
+
+def _replay(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    from cuda_agent import records
+    from cuda_agent.agent import recorded
+    from cuda_agent.replay import ReplayRequest, holds, replay
+
+    (file,) = recorded.find([arguments.trajectory])
+    request = ReplayRequest(file, arguments.source, arguments.inputs, arguments.device)
+    done = replay(request, on_event=progress.event, cancelled=stop.is_set)
+    progress.close()
+    code = {True: 0, False: 1, None: 2}[holds(done)]
+    if arguments.json:
+        status = {0: "verified", 1: "rejected", 2: "undecided"}[code]
+        _print_json({"status": status, "searches": [one.to_json() for one in done]})
+    else:
+        records.show_replays(done)
+    return code
+
+
 def _doctor(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent.report import doctor, doctor_table
 
@@ -619,6 +725,9 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Progress, threading.Event]
     "verify": _verify,
     "bench": _bench,
     "optimize": _optimize,
+    "compare": _compare,
+    "trajectories": _trajectories,
+    "replay": _replay,
     "export-test": _export_test,
     "trust": _trust,
     "doctor": _doctor,

@@ -160,6 +160,12 @@ class Settings:
         minimum=16,
         maximum=1 << 20,
     )
+    trajectories: bool = _setting(
+        True,
+        "Record every search in the cache, for `cuda-agent trajectories` and `replay`: the kernel's file, candidates, "
+        "verdicts, times, a model's conversation. It takes at most an eighth of the cache's size, and nothing of it "
+        "leaves this machine.",
+    )
     server_command: tuple[str, ...] = _setting(
         (),
         "How the editor starts the server. Empty: the bundled server, then the selected Python environment, then PATH.",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cuda_agent import judge
+from cuda_agent.agent import features
 from cuda_agent.agent.budget import Budget
 from cuda_agent.agent.compiler import Compiled, compiler
 from cuda_agent.agent.finalists import Finalists
@@ -26,9 +27,10 @@ from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
 from cuda_agent.agent.policies.search import Search
+from cuda_agent.agent.recording import Recording, start_of
 from cuda_agent.agent.trajectory import Trajectory
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import Cancelled, DeviceError, ModelError, SourceError
+from cuda_agent.errors import Cancelled, CudaAgentError, DeviceError, ModelError, SourceError
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
@@ -63,11 +65,13 @@ class Request:
     price: tuple[float, float] = (0.0, 0.0)  # of a million tokens, read and written
     args: tuple[str, ...] = ()
     run_command: tuple[str, ...] | None = None
-    trajectory: Path | None = None
+    trajectory: Path | None = None  # a record beside the one in the cache
     options: JudgeOptions = field(default_factory=JudgeOptions)
     timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
     fresh: bool = False  # nothing that an earlier search found is used
     unsaved: Mapping[Path, str] = field(default_factory=dict)  # texts of other files that an editor has open
+    recorded: bool = True  # in the cache, where the settings let it
+    foreign: bool = False  # all candidates are from a file that others may have written
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,9 @@ class Outcome:
     share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
     limiter: str = ""  # what limited the original: a kind of `hints.limits`
     left: str = ""  # what limits the kernel as it is now, in a sentence; empty where that is not known
+    tokens: int = 0  # of a model, read and written
+    cost: float = 0.0  # of a model, in the money of `price`
+    trajectory: str = ""  # the id of its record in the cache
 
 
 def optimize(
@@ -171,18 +178,18 @@ class _Search:
             cost=request.max_cost,
             price=request.price,
         )
-        self.trajectory = Trajectory(request.trajectory, request.path.parent)
+        self.record = Recording(Trajectory([request.trajectory], request.path.parent), self._features)
         self.memory = Memory(device, build, workload, text, request.options, request.fresh)
         self.state = State(
             self._context,
             self.budget,
             binary_of=self._binary,
             say=self._doing,
-            record=self.trajectory.append,
+            record=self.record.trajectory.append,
             cancelled=stop,
         )
-        module = parse_module(Document(str(request.path), text))
-        self.limiting = Limiting(device, build, workload, module, request.options, stop)
+        self.module = parse_module(Document(str(request.path), text))
+        self.limiting = Limiting(device, build, workload, self.module, request.options, stop)
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
         self._quick: list[float] = []  # seconds of the quick judgements
         self._refused: list[Candidate] = []  # by the full judge
@@ -199,35 +206,34 @@ class _Search:
         key = self.memory.answer(asked, self.original)
         known = self.memory.outcome(key, Outcome)
         if known is not None:
-            return self._again(known, name)
+            return self._again(known, policy)
         self._marks[self._fingerprint(self.original, None)] = None
+        self._start(policy, keep=self.request.recorded)
         try:
-            limit = self.state.limit = self.limiting.ask()
-            if limit is not None:
-                self.say({"event": "phase", "message": f"{limit.kind}: {limit.text}", "percentage": 5, **self._live()})
-            policy = policy or Search(rule_order(limit))
-            self._start(name, self.device.info.name)
-            self._try_all(policy)
-            outcome = self._finish()
-        except Cancelled:
-            outcome = self._stopped()
-            self._end(outcome)
-            return outcome
-        self._end(outcome)
+            outcome = self._search(policy)
+        except CudaAgentError as error:
+            self.record.broken(error, self.budget)
+            raise
+        self.record.end(outcome, self.state.steps, self.budget)
         if outcome.status == "verified" or (outcome.status == "nothing" and self._complete):
             self.memory.keep_outcome(key, outcome)
         return outcome
 
-    def _start(self, policy: str, device: str) -> None:
-        self.trajectory.append(
-            "start",
-            kernel=self.kernel.id,
-            file=self.request.path.name,
-            device=device,
-            policy=policy,
-            inputs=self.workload.origin,
-            launches=len(self.workload.launches),
-        )
+    def _search(self, policy: Policy | None) -> Outcome:
+        try:
+            limit = self.state.limit = self.limiting.ask()
+            if limit is not None:
+                self.say({"event": "phase", "message": f"{limit.kind}: {limit.text}", "percentage": 5, **self._live()})
+            self.record.original(partial(self._features, None))
+            self._try_all(policy or Search(rule_order(limit)))
+            return self._finish()
+        except Cancelled:
+            return self._stopped()
+
+    def _start(self, policy: Policy | None, keep: bool) -> None:
+        name = (policy or Search).name
+        known = self.request, self.device, self.build, self.workload, self.module, self.kernel, self.original, name
+        self.record.begin(partial(start_of, *known), self._fingerprint(self.original, None), asks_model(policy), keep)
 
     def _try_all(self, policy: Policy) -> None:
         state = self.state
@@ -244,6 +250,7 @@ class _Search:
                 if not proposals:
                     self._complete = not self.budget.exhausted
                     return
+                self.record.proposed(proposals)
                 proposals = list(filter(self._allowed, proposals))
                 if not proposals:
                     continue
@@ -259,8 +266,8 @@ class _Search:
                         compiling.guess(partial(self._ahead, policy, candidate))
 
     def _allowed(self, candidate: Candidate) -> bool:
-        """Text from a model is compiled only when the edit policy lets it."""
-        if not candidate.origin.startswith("model"):
+        """Text from a model, or from a file, is compiled only when the edit policy lets it."""
+        if not (candidate.origin.startswith("model") or self.request.foreign):
             return True
         gate = self._asked_policy(candidate)
         if gate.status == "pass":
@@ -275,7 +282,7 @@ class _Search:
 
     def _seen(self, step: Step) -> None:
         self.state.steps.append(step)
-        self.trajectory.candidate(step)
+        self.record.step(step, self.state.steps)
         self.say(self._describe(step))
 
     def _ahead(self, policy: Policy, candidate: Candidate) -> Sequence[Candidate]:
@@ -289,14 +296,15 @@ class _Search:
             return Step(candidate, None, None, made.note, at=self.budget.spent, log=made.log)
         mark = self._fingerprint(binary, candidate)
         if mark in self._marks:
-            return self._twin(candidate, self._marks[mark])
+            return replace(self._twin(candidate, self._marks[mark]), mark=mark, sass=self._codes(binary))
         self.budget.tried += 1
         self.say({"event": "trying", "origin": candidate.origin, "percentage": self._percent(), **self._live()})
         began = time.monotonic()
         verdict, note = self._quickly(candidate, binary)
         score = self._score(verdict)
         note = note or (why_rejected(verdict) if verdict else "")
-        step = Step(candidate, verdict, score, note, seconds=time.monotonic() - began, at=self.budget.spent)
+        seconds, at = time.monotonic() - began, self.budget.spent
+        step = Step(candidate, verdict, score, note, False, seconds, "", at, mark, self._codes(binary))
         self._marks[mark] = step
         return step
 
@@ -368,7 +376,7 @@ class _Search:
             if step is None or (refused and self.budget.left < self._full_seconds()):
                 break
             try:
-                verdict = self._fully(step.candidate)
+                verdict = self._fully(step)
             except Cancelled:
                 if won is not None:
                     return won
@@ -382,18 +390,19 @@ class _Search:
             (finalists.refused if verdict.status == "rejected" else finalists.no_win)(step)
         return won or self._nothing(refused)
 
-    def _fully(self, candidate: Candidate) -> Verdict:
+    def _fully(self, step: Step) -> Verdict:
+        candidate, began = step.candidate, time.monotonic()
         message = f"full verdict on {short(candidate)}"
         self.say({"event": "phase", "message": message, "percentage": 92, **self._live()})
         binary = self._binary(candidate)
         key = self.memory.key("full", candidate, self.original, binary)
         verdict = self.memory.verdict(key)
         if verdict is None:
-            began = time.monotonic()
             verdict = self._asked(judge.judge, candidate, on_event=self._late)
             self.memory.keep(key, verdict)
             if verdict.status == "verified":
                 self.memory.keep_seconds("full verdict", time.monotonic() - began)
+        self.record.full(step, verdict, time.monotonic() - began, self.state.steps)
         return verdict
 
     def _nothing(self, refused: list[tuple[Step, Verdict]]) -> Outcome:
@@ -428,24 +437,20 @@ class _Search:
         )
         return replace(outcome, message=message, evidence={**outcome.evidence, "headline": message})
 
-    def _again(self, known: Outcome, policy: str) -> Outcome:
-        """The answer of an earlier search, told and recorded as if it had just ended."""
-        self._start(policy, self.device.spec)
+    def _again(self, known: Outcome, policy: Policy | None) -> Outcome:
+        """The answer of an earlier search, told as if it had just ended. Its record is in the cache already."""
+        self._start(policy, keep=False)
         for step in known.steps:
             self.state.steps.append(step)
             self.budget.tried += step.verdict is not None
-            self.trajectory.candidate(step)
+            self.record.step(step, self.state.steps)
             self.say(self._describe(step))
         date = known.verdict.record.get("date") if known.verdict else None
         when = f" of {str(date).replace('T', ' ').removesuffix('+00:00')} UTC" if date else ""
         message = f"{self.kernel.name} was searched before with the same inputs: this is the answer{when}"
         self.say({"event": "phase", "message": message, "percentage": 100, **self._live()})
-        self._end(known, remembered=True)
+        self.record.end(known, self.state.steps, self.budget, remembered=True)
         return known
-
-    def _end(self, outcome: Outcome, **more: Any) -> None:
-        chosen = {"candidate": outcome.candidate.id} if outcome.candidate else {}
-        self.trajectory.append("end", status=outcome.status, tried=outcome.tried, **chosen, **more)
 
     def _outcome(self, step: Step, verdict: Verdict) -> Outcome:
         diff = unified_diff(self.text, step.candidate.text, joined.shown(self.request.path, self.text))
@@ -465,11 +470,14 @@ class _Search:
             self.kernel.id,
             message,
             tried=self.budget.tried,
-            source_hash=parse_module(Document(str(self.request.path), self.text)).kernel_hash(self.kernel),
+            source_hash=self.module.kernel_hash(self.kernel),
             steps=tuple(self.state.steps),
             refused=len(self._refused),
             seconds=self.budget.spent,
             limiter=self.limiting.before.kind if self.limiting.before else "",
+            tokens=self.budget.used,
+            cost=self.budget.paid,
+            trajectory=self.record.id,
             **more,
         )
 
@@ -498,16 +506,24 @@ class _Search:
         found = names.match(list(binary.kernels), self.workload.launches[0].mangled)
         return binary.kernels[found] if found and binary.kind == "cubin" else None
 
+    def _features(self, candidate: Candidate | None) -> dict[str, float]:
+        """Empty for a text of which nothing can be told."""
+        try:
+            context = self._context(candidate)
+            return features.of(context, context.facts, self.state.limit if candidate is None else None)
+        except CudaAgentError:
+            return {}
+
+    def _codes(self, binary: Binary) -> tuple[str, ...]:
+        """Hashes of this kernel's instructions, one an instantiation that is launched; none on the emulator."""
+        wanted = {launch.mangled for launch in self.workload.launches}
+        found = [names.match(list(binary.kernels), name) for name in wanted]
+        return tuple(sorted(code for name in found if name and (code := binary.kernels[name].sass_hash)))
+
     def _fingerprint(self, binary: Binary, candidate: Candidate | None) -> str:
         """What makes two candidates the same to the machine: this kernel's instructions and the launch shape."""
-        wanted = {launch.mangled for launch in self.workload.launches}
-        codes = sorted(
-            binary.kernels[found].sass_hash
-            for found in (names.match(list(binary.kernels), name) for name in wanted)
-            if found and binary.kernels[found].sass_hash
-        )
         shape = repr(candidate.launch if candidate else LaunchMap())
-        code = "".join(codes) or binary.sha256
+        code = "".join(self._codes(binary)) or binary.sha256
         return hashlib.sha256((code + shape).encode()).hexdigest()
 
     def _score(self, verdict: Verdict | None) -> float | None:

@@ -99,7 +99,7 @@ class Memory:
             str(self.build.file),
             self.build.flags,
             self.original,
-            _inputs(self.workload),
+            inputs(self.workload),
             self.workload.origin,
             self.workload.device,
         )
@@ -122,9 +122,9 @@ def _checker(device: Device) -> str:
     return "" if device.kind == "emulator" else _found()
 
 
-def _inputs(workload: Workload) -> tuple[object, ...]:
-    """The launches and the bytes they start from. Where a buffer lay does not count, only how it was aligned: the same
-    program run again has the same inputs."""
+def inputs(workload: Workload, after: bool = True) -> tuple[object, ...]:
+    """The launches and the bytes they start from, and those that the program saw `after` them. Where a buffer lay does
+    not count, only how it was aligned: the same program run again has the same inputs."""
     return tuple(
         (
             launch.mangled,
@@ -133,7 +133,7 @@ def _inputs(workload: Workload) -> tuple[object, ...]:
                 (arg.offset, _plain(arg), tuple((p.at, p.buffer, p.offset) for p in arg.pointers))
                 for arg in launch.args
             ),
-            tuple((b.address % ALIGNED, b.size, b.before, b.after or ()) for b in launch.buffers),
+            tuple((b.address % ALIGNED, b.size, b.before, (b.after or ()) if after else ()) for b in launch.buffers),
             launch.globals,
         )
         for launch in workload.launches

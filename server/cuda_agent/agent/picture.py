@@ -66,7 +66,7 @@ def _course(outcome: Outcome) -> Markup:
     low, high = min([*scores, 1.0]) * 0.94, max([*scores, 1.0]) * 1.06
     x = Scale((0.0, max(outcome.seconds, judged[-1].at, 0.1)), (LEFT, WIDTH - RIGHT))
     y = Scale((low, high), (BOTTOM, TOP), log=True)
-    parts = list(_axes(x, y))
+    parts = list(axes(x, y))
     best, points = 1.0, [(x(0.0), y(1.0))]
     for step in judged:
         if step.score is not None and step.score > best:
@@ -104,7 +104,9 @@ def _score(outcome: Outcome) -> str:
     return "lower end of the time ratio" if timed else "predicted drop in memory traffic; time is not measured"
 
 
-def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
+def axes(x: Scale, y: Scale) -> Iterator[Markup]:
+    """Times faster upwards, seconds to the right, and the line at 1×."""
+
     def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
         return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 

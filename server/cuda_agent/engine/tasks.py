@@ -6,13 +6,11 @@ process's from then on."""
 from __future__ import annotations
 
 import hashlib
-import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuda_agent import config, paths
+from cuda_agent import config
 from cuda_agent.engine.codec import from_json, to_json
 from cuda_agent.engine.job import Report
 from cuda_agent.engine.messages import REQUESTS, Capture, FactsOf, Optimize, Verify
@@ -67,7 +65,6 @@ def search(ask: Optimize, report: Report) -> Outcome:
             settings.budget_seconds,
             settings.budget_candidates,
             args=settled(ask, report),
-            trajectory=_trajectory(ask.kernel, report),
             **limits(settings),
             unsaved={Path(path): text for path, text in ask.unsaved.items()},
         )
@@ -222,16 +219,3 @@ def settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:
         report.progress(1, "capturing inputs with the run command")
         _run_capture(ask, report)
     return ()
-
-
-def _trajectory(kernel: str, report: Report) -> Path | None:
-    """One file a search, in the cache: the best so far stands there even when everything is killed. None, and a line in
-    the log, when the cache cannot be written."""
-    folder = paths.cache_dir() / "trajectories"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        report.log("warning", f"no trajectory is kept: {error}")
-        return None
-    name = "".join(char if char.isalnum() else "_" for char in kernel)[:60]
-    return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{os.getpid()}.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cuda_agent import cache
-from cuda_agent.agent import loop
+from cuda_agent.agent import loop, recorded
 from cuda_agent.agent.memory import Memory
 
 
@@ -17,5 +17,6 @@ from cuda_agent.agent.memory import Memory
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[cache.Cache]:
     kept = cache.Cache(tmp_path / "memory")
     monkeypatch.setattr(loop, "Memory", partial(Memory, store=lambda: kept))
+    monkeypatch.setattr(recorded, "folder", lambda: tmp_path / "trajectories")
     yield kept
     kept.close()

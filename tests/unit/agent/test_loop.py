@@ -15,6 +15,7 @@ import pytest
 from cuda_agent.agent import loop
 from cuda_agent.agent.loop import Outcome, Request
 from cuda_agent.agent.policies import State
+from cuda_agent.agent.trajectory import misfits
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, DeviceMissing, SourceError, ToolMissing
 from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
@@ -220,11 +221,18 @@ def test_the_trajectory_has_every_text(bench: Bench) -> None:
     texts = {"wrong": WRONG, "broken": BROKEN, "good": GOOD}
     bench.run(Script([candidate(text, name) for name, text in texts.items()]), trajectory=path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == ["start", "candidate", "candidate", "candidate", "end"]
-    assert {line["origin"]: line["text"] for line in lines[1:4]} == texts
+    tried = [line for line in lines if line["step"] == "candidate"]
+    steps = ["start", "features", "action", "candidate", "candidate", "candidate", "full", "end"]
+    assert [line["step"] for line in lines] == steps
+    assert {line["origin"]: line["text"] for line in tried} == texts
+    assert [line["reward"] for line in tried] == [-1, -1, 1]
     assert lines[0]["file"] == "twice.cu"
-    assert [gate[:2] for gate in lines[3]["gates"]][3] == ["G3", "pass"]
-    assert lines[-1]["candidate"] == lines[3]["id"]
+    assert lines[0]["text"] == ORIGINAL
+    assert lines[2]["candidates"] == [line["id"] for line in tried]
+    assert [gate[:2] for gate in tried[2]["gates"]][3] == ["G3", "pass"]
+    assert lines[-1]["candidate"] == tried[2]["id"]
+    assert lines[-1]["reward"] == 1  # nothing is timed
+    assert [problem for line in lines for problem in misfits(line)] == []
     assert lines == sorted(lines, key=lambda line: line["time"])
     assert str(bench.folder) not in path.read_text()
 

@@ -264,9 +264,9 @@ def test_a_trajectory_on_a_full_disk_ends_alone(caplog: pytest.LogCaptureFixture
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
-    trajectory = Trajectory(full)
+    trajectory = Trajectory([full])
     trajectory.append("start", kernel="k")
-    assert trajectory.path is None
+    assert trajectory.files == ()
     assert "No space left" in caplog.text
     trajectory.append("end")
 

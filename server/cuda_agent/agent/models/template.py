@@ -55,7 +55,7 @@ class Template:
         text = self._try(_native(messages), [_tool(tool) for tool in tools] or None) if self.tools else None
         for system in (True, False):  # some templates know no system message
             if text is None:
-                text = self._try(_native(as_text(messages, tools, system)))
+                text = self._try(_native(as_text(messages, tools, system=system)))
         if text is None:
             raise ModelError("the model's chat template refuses the conversation: choose another model.")
         if not force:

@@ -34,6 +34,8 @@ class Step:
     seconds: float = 0.0  # of the judgement
     log: str = ""  # what the compiler said, where it refused the text
     at: float = 0.0  # seconds into the search when it was judged
+    mark: str = ""  # of its machine code and launch: the same for all texts that are the same to the machine
+    sass: tuple[str, ...] = ()  # hashes of the kernel's instructions, one an instantiation; none on the emulator
 
     @cached_property
     def size(self) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cuda_agent.agent.models import Ask, open_model
@@ -30,12 +31,27 @@ def chosen(settings: Settings, ask: Ask | None = None) -> Iterator[Callable[[], 
     """Makes a policy for each kernel. None: the rules' search, which the loop makes itself. Raises UsageError,
     ModelError."""
     which = name(settings)
-    if which == "search":
-        yield lambda: None
+    with several(settings, [which], ask) as made:
+        yield made[which]
+
+
+@contextmanager
+def several(
+    settings: Settings, names: Sequence[str], ask: Ask | None = None
+) -> Iterator[dict[str, Callable[[], Policy | None]]]:
+    """As `chosen`, for each of these policies, with one model."""
+    wanted = [name(replace(settings, policy=one)) for one in names]
+    if set(wanted) <= {"search"}:
+        yield {one: lambda: None for one in wanted}
         return
     model = open_model(settings, ask)
+    makers: dict[str, Callable[[], Policy | None]] = {
+        "search": lambda: None,
+        "model": lambda: ModelPolicy(model),
+        "mixed": lambda: Mixed(ModelPolicy(model, from_best=True)),
+    }
     try:
-        yield lambda: Mixed(ModelPolicy(model, from_best=True)) if which == "mixed" else ModelPolicy(model)
+        yield {one: makers[one] for one in wanted}
     finally:
         model.close()
 

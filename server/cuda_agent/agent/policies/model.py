@@ -23,10 +23,10 @@ AGAIN = "Answer with one tool call: change the text and verify it, or submit."
 
 
 class ModelPolicy:
-    """`from_best`: begin with the best candidate of whoever searched before."""
+    """`from_best`: begin with the best candidate of whoever searched before; `begin`: with the one of this id."""
 
-    def __init__(self, model: Model, *, from_best: bool = False) -> None:
-        self.model, self.from_best = model, from_best
+    def __init__(self, model: Model, *, from_best: bool = False, begin: str = "") -> None:
+        self.model, self.from_best, self.begin = model, from_best, begin
         self.name = f"model:{model.name}"
         self._desk: Desk | None = None
         self._talk: Talk | None = None
@@ -53,8 +53,10 @@ class ModelPolicy:
 
     def _begin(self, state: State) -> tuple[Desk, Talk]:
         desk = Desk(state, self.model.name)
-        best = state.best
-        if self.from_best and best is not None:
+        best = state.best if self.from_best else None
+        if self.begin:
+            best = next((step for step in state.steps if step.candidate.id == self.begin), None)
+        if best is not None:
             desk.take(best.candidate)
 
         def opening() -> list[Message]:
@@ -66,7 +68,7 @@ class ModelPolicy:
             ]
 
         self._desk, self._talk = desk, Talk(self.model, TOOLS, opening)
-        state.record("prompts", hash=prompts.digest(), model=self.model.name)
+        state.record("prompts", hash=prompts.digest(), model=self.model.name, **{"from": desk.parent})
         return self._desk, self._talk
 
     def _turn(self, state: State, desk: Desk, talk: Talk) -> Candidate | None:
@@ -83,6 +85,8 @@ class ModelPolicy:
                 self._answer(state, talk, call, "not done: one step at a time")
                 continue
             answer = act(desk, call)
+            asked = {"candidates": [answer.candidate.id]} if answer.candidate is not None else {}
+            state.record("action", by=self.name, name=call.name, arguments=dict(call.arguments), **asked)
             self._over = self._over or answer.over
             if answer.candidate is not None:
                 self._idle = 0
