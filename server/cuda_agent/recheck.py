@@ -66,9 +66,10 @@ def recheck(
     file = find_source(request.evidence, made["file"], request.source)
     build, project = find_build(file), _project(file, made["file"])
     present = joined.again(recorded.original, read_source(file), lambda name: read_source(joined.path_of(file, name)))
-    candidate, differs = _as_it_is_now(recorded, present, file.name)
+    changed = [a.name or file.name for a, b in joined.pairs(recorded.original, present) if a.text != b.text]
+    candidate, differs = _as_it_is_now(recorded, present, " and ".join(changed))
     differs += _build_differs(made, build, project)
-    sentence = _no_longer_fits(candidate, build)
+    sentence = _no_longer_fits(candidate, build, " and ".join(changed))
     if candidate is None or sentence:
         return Recheck(False, sentence, then | {"again": _again(then, False, sentence, differs)})
     workload = bundle_of(made, candidate.kernel, file, request.inputs)
@@ -154,11 +155,11 @@ def _as_it_is_now(recorded: Candidate, present: str, name: str) -> tuple[Candida
     return None, [f"{name} was changed"]
 
 
-def _no_longer_fits(candidate: Candidate | None, build: Build) -> str:
+def _no_longer_fits(candidate: Candidate | None, build: Build, changed: str) -> str:
     """Why the edit is not whole any more: it does not fit the file, or changes launches of a header's kernel that is
     launched in other files than it was; empty where it is."""
     if candidate is None:
-        return f"no longer holds: {build.file.name} was changed where the edit is, so the edit does not fit it"
+        return f"no longer holds: {changed} was changed where the edit is, so the edit does not fit it"
     found = joined.others(with_launches(build, joined.own(candidate.original)))
     more = sorted(found.keys() - joined.others(candidate.original))
     if more and candidate.launch != LaunchMap():
