@@ -26,6 +26,7 @@ from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
 from cuda_agent.rewrite.rules.row_per_warp import RowPerWarp
+from cuda_agent.rewrite.rules.scan_by_warps import ScanByWarps
 from cuda_agent.rewrite.rules.share_array import ShareArray
 from cuda_agent.rewrite.rules.specialise import Specialise
 from cuda_agent.rewrite.rules.split_independent import SplitIndependent
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     SplitReduction(),
     SplitIndependent(),
     WarpReduce(),
+    ScanByWarps(),
     Tile(),
     PrivateTable(),
     BlockTable(),
