@@ -50,11 +50,16 @@ def tokens(data: bytes) -> list[Token]:
             continue
         text = match[0].decode("utf-8", "replace")
         if kind == "directive":
-            text = " ".join(text.replace("\\\r\n", " ").replace("\\\n", " ").split())
-            # A comment before the mark, and the digraph and the trigraph for it, make a directive all the same.
-            text = re.sub(r"^(?:/\*.*?\*/\s*)*(?:#|%:|\?\?=)\s*", "#", text)
+            text = _normal(text)
         found.append(Token("string" if kind == "raw" else kind, text, Span(*match.span())))
     return found
+
+
+def _normal(directive: str) -> str:
+    """One line, its white space single, with `#` in front."""
+    text = " ".join(directive.replace("\\\r\n", " ").replace("\\\n", " ").split())
+    # A comment before the mark, and the digraph and the trigraph for it, make a directive all the same.
+    return re.sub(r"^(?:/\*.*?\*/\s*)*(?:#|%:|\?\?=)\s*", "#", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +211,21 @@ class Selection:
                 if mark != last or not mark:
                     out.append(mark)
             elif not _within(token.span, dropped):
-                out.append(token.text)
+                out.append(self._with_marks(token) if token.kind == "directive" else token.text)
             last = mark
         return out
+
+    def _with_marks(self, directive: Token) -> str:
+        """A macro's text, with a mark where it launches the kernel by its name."""
+        start, end = directive.span.start, directive.span.end
+        sites = [s.span for s in self.launches if start < s.span.start < end and s.kernel == self.kernel.name]
+        if not sites:
+            return directive.text
+        data, parts = self.module.document.data, []
+        for span in sorted(sites):
+            parts.append(data[start : span.start] + " ⟨launch⟩ ".encode())
+            start = span.end
+        return _normal(b"".join((*parts, data[start:end])).decode("utf-8", "replace"))
 
     def _head(self, node: Node) -> str:
         """The text of a definition up to its body or initialiser, template header excluded."""

@@ -46,17 +46,18 @@ def has_pragma(context: Context, loop: Node) -> bool:
     return len(lines) > 1 and lines[-2].lstrip().startswith(b"#pragma") and not lines[-1].strip()
 
 
-def strided_loop(names: Names, node: Node) -> StridedLoop | None:
-    """The loop when it has that form, else None."""
+def strided_loop(names: Names, node: Node, *, entered: bool = False) -> StridedLoop | None:
+    """The loop when it has that form, else None. `entered`: also `for (; v < bound; v += step)`, whose start is the
+    variable itself then."""
     if node.type != "for_statement":
         return None
     init, condition, update, body = (
         node.child_by_field_name(f) for f in ("initializer", "condition", "update", "body")
     )
-    if init is None or condition is None or update is None or body is None:
+    if condition is None or update is None or body is None or (init is None and not entered):
         return None
-    head = _initialised(names, init)
     condition = strip_parens(condition)
+    head = _initialised(names, init) if init is not None else _entered(names, condition)
     if head is None or condition.type != "binary_expression" or text(syntax.field(condition, "operator")) != "<":
         return None
     variable, kind, start = head
@@ -67,7 +68,8 @@ def strided_loop(names: Names, node: Node) -> StridedLoop | None:
     written = {w.name for w in syntax.writes(body)}
     if variable in written or written & syntax.identifiers(bound) or written & _words(step):
         return None
-    return StridedLoop(node, variable, kind, init.type == "declaration", start, bound, step, update, body)
+    declares = init is not None and init.type == "declaration"
+    return StridedLoop(node, variable, kind, declares, start, bound, step, update, body)
 
 
 def chunked_loop(names: Names, node: Node) -> StridedLoop | None:
@@ -119,6 +121,17 @@ def _initialised(names: Names, init: Node) -> tuple[str, str, Node] | None:
         for n in syntax.of_type(names.context.body, "declaration"):
             if name.type == "identifier" and text(name) in syntax.declared(n) and n.start_byte < init.start_byte:
                 return text(name), text(syntax.field(n, "type")), syntax.field(init, "right")
+    return None
+
+
+def _entered(names: Names, condition: Node) -> tuple[str, str, Node] | None:
+    """The variable of a condition `v < bound`, declared before."""
+    name = condition.child_by_field_name("left")
+    if name is None or name.type != "identifier":
+        return None
+    for n in syntax.of_type(names.context.body, "declaration"):
+        if n.start_byte < condition.start_byte and text(name) in syntax.declared(n):
+            return text(name), text(syntax.field(n, "type")), name
     return None
 
 

@@ -30,12 +30,13 @@ After:
         mean += (x[i] - mean) / count;
     }
 
+What an iteration loads and then stores in place is loaded ahead too, where every iteration has an element of its own.
 A load under a condition is made ahead under the same condition, where that follows from the counter or from what is
 loaded ahead: `w4[k] = t4[k] >= 0 ? w[t4[k]] : 0`.
 
 Legal when every iteration makes the load (or says beforehand whether it does), at a place that the body does not
-compute from what it changes, from memory that the loop does not write (proved; that pointers do not overlap is
-captured, where the loop writes), and no iteration ends the loop. Each thread keeps its elements in their order:
+compute from what it changes, from memory that the loop does not write elsewhere (proved; that pointers do not overlap
+is captured, where the loop writes), and no iteration ends the loop. Each thread keeps its elements in their order:
 bit-exact.
 """
 
@@ -63,7 +64,7 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.batch_walk import few_threads
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.source.tree import strip_parens
+from cuda_agent.source.tree import ancestors, strip_parens
 
 _WIDE = 60  # characters of a condition and a load on one line
 _DECIDING = ("lambda_expression", "switch_statement", "else_clause", "conditional_expression")
@@ -95,7 +96,7 @@ class BatchLoads(Rule):
         for node in reversed(list(syntax.of_type(context.body, "for_statement"))):  # inner loops first
             if has_pragma(context, node) or any(syntax.span(node).holds(syntax.span(b.loop.node)) for b in batches):
                 continue
-            loop = strided_loop(names, node)
+            loop = strided_loop(names, node, entered=True)
             if loop is None:
                 continue
             try:
@@ -128,27 +129,87 @@ def _batch(context: Context, names: Names, loop: StridedLoop) -> Batch:
     body = Body.of(names, loop)
     check_body(context, loop)
     check_long(context, loop, 4)
-    roots, _ = touched(names, body)
+    roots, loose = touched(names, body)
     found: dict[str, tuple[list[Node], str, str]] = {}
     guards: dict[str, list[Node]] = {}
     for access in body.accesses:
-        root, element = names.root(access.array), names.element(access.array)
-        if root is None or element is None or roots[root] or access.kind != "read":
+        root, element = names.root(access.array), _element(names, access.array)
+        if root is None or element is None or access.kind != "read":
+            continue
+        if roots[root] and (root in loose or not _in_place(body, access, root)):
             continue
         node = _chosen(access.node)
-        if body.coefficient_of(access) != 0 and _known_ahead(names, body, node, roots):
+        name = access.name if access.name.isidentifier() else root
+        if body.coefficient_of(access) != 0 and _known_ahead(names, body, node, roots, own=access.node):
             key = squeeze(body.expanded(node, body.variable))
             if body.unconditional(node) or key in found:
-                found.setdefault(key, ([], element, access.name))[0].append(node)
+                found.setdefault(key, ([], element, name))[0].append(node)
                 continue
             around = _guards(names, body, node, roots) if _has_zero(names, element) else None
             if around:
                 key += "".join(f"|{squeeze(body.expanded(g, body.variable))}" for g in around)
                 guards[key] = around
-                found.setdefault(key, ([], element, access.name))[0].append(node)
+                found.setdefault(key, ([], element, name))[0].append(node)
     if not found:
         raise RuleRefused("no element is loaded in every iteration from memory that the loop leaves alone")
     return Batch(loop, body, found, guards, any(roots.values()))
+
+
+def _element(names: Names, array: Node) -> str | None:
+    """The element type of an array, also of one that is looked at as another, `((half2 *)x)`."""
+    node = strip_parens(array)
+    if node.type != "cast_expression":
+        return names.element(array)
+    kind = squeeze(text(syntax.field(node, "type")))
+    found = re.fullmatch(r"(?:const)?(\w+)\*", kind)
+    return found[1] if found else None
+
+
+def _in_place(body: Body, access: Access, root: str) -> bool:
+    """The loop touches the array only at this iteration's own element, and this read comes before the first store."""
+    if root in body.names.params and "volatile" in body.names.params[root].type:
+        return False
+    mine = [a for a in body.accesses if body.names.root(a.array) == root]
+    places = {squeeze(f"{body.expanded(a.array, body.variable)}[{_index(body, a)}]") for a in mine}
+    before = all(_before(access.node, a.node) for a in mine if a.kind != "read")
+    return len(places) == 1 and before and _apart(body, access)
+
+
+def _before(read: Node, store: Node) -> bool:
+    """The read is made before the store: it stands in a statement before, or on the right of the assignment."""
+    if read.end_byte <= syntax.enclosing_statement(store).start_byte:
+        return True
+    assignment = next(ancestors(store, ("assignment_expression",)), None)
+    return assignment is not None and syntax.span(syntax.field(assignment, "right")).holds(syntax.span(read))
+
+
+def _index(body: Body, access: Access) -> str:
+    return body.expanded(access.index, body.variable) if access.index is not None else ""
+
+
+def _apart(body: Body, access: Access) -> bool:
+    """Two iterations have different elements: the index grows with the variable, or it is `v >> b` of a variable that
+    goes on by a multiple of 2 to the power b."""
+    if body.coefficient_of(access) not in (0, None):
+        return True
+    index = strip_parens(access.index) if access.index is not None else None
+    if index is None or index.type != "binary_expression" or text(syntax.field(index, "operator")) != ">>":
+        return False
+    bits = text(syntax.field(index, "right"))
+    grows = body.coefficient(syntax.field(index, "left"))
+    return bits.isdigit() and grows == 1 and body.coefficient(access.array) == 0 and _multiple(body, 1 << int(bits))
+
+
+def _multiple(body: Body, of: int) -> bool:
+    """The loop's step is a product with a number that is a multiple of `of`."""
+    loop = strided_loop(body.names, _loop_of(body), entered=True)
+    factors = re.fullmatch(r"[\w.*]+", squeeze(loop.step)) if loop is not None else None
+    return factors is not None and any(f.isdigit() and int(f) % of == 0 for f in factors[0].split("*"))
+
+
+def _loop_of(body: Body) -> Node:
+    assert body.body.parent is not None
+    return body.body.parent
 
 
 def _has_zero(names: Names, element: str) -> bool:
@@ -185,15 +246,16 @@ def _plain_types(names: Names) -> set[str]:
     return {m[1] for m in generic if m} | {"float", "double", "int"}
 
 
-def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool]) -> bool:
-    """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone."""
+def _known_ahead(names: Names, body: Body, node: Node, roots: dict[str, bool], own: Node | None = None) -> bool:
+    """Whether the place that the node reads follows from the loop's variable and from what the body leaves alone; of
+    `own`, an iteration's own element, the place only."""
     for n in syntax.of_type(node, "call_expression"):
         function = text(syntax.field(n, "function"))
         if function not in (*HINTED_LOADS, *_plain_types(names)) and not function.startswith("static_cast<"):
             return False
     for n in syntax.of_type(node, "subscript_expression"):
         root = names.root(n)
-        if root is None or roots.get(root, True):
+        if n != own and (root is None or roots.get(root, True)):
             return False
     for n in syntax.of_type(node, "identifier"):
         name = text(n)
@@ -258,7 +320,11 @@ def _edits(context: Context, batch: Batch, count: int, used: set[tuple[int, str]
     lines += _unrolled([*own, *rendered.lines], k, count, step, len(own) + rendered.statements)
     lines.append("}")
     yield from insert_before(context, loop.node, lines)
-    yield Edit(syntax.span(loop.start), first)
+    if loop.node.child_by_field_name("initializer") is None:  # for (; v < bound; …)
+        opened = next(n for n in loop.node.children if n.type == "(").end_byte
+        yield Edit(Span(opened, opened), f"{loop.variable} = {first}")
+    else:
+        yield Edit(syntax.span(loop.start), first)
 
 
 def _loaded(batch: Batch, names: dict[str, str], k: str, at: str) -> list[str]:

@@ -7,39 +7,47 @@ multiprocessor at most; few blocks of 128 leave most of it idle.
 Before: `k<<<rows, 32>>>(x, y, n)` · After: `k<<<rows, 128>>>(x, y, n)`
 
 Legal when threads use their index and the block's size for nothing but such loops and what the block's first thread
-does alone (proved), a value that a thread keeps from such a loop goes to a function that works on the whole block, or
-into an atomic (proved), and such functions take any number of whole warps (assumed; the judge runs them). With sums of
-floats their order changes: class "reassociated"; else bit-exact.
+does alone, a kernel that shares the whole grid's elements out does not ask which block it is, and a value that a thread
+keeps from such a loop goes to a function that works on the whole block or into an atomic (proved); such functions take
+any number of whole warps (assumed; the judge runs them). Where a block was one warp, a barrier goes between two calls
+of them, which use the same shared memory. With sums of floats their order changes: class "reassociated"; else
+bit-exact.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge.vocabulary import CALLS
-from cuda_agent.model import Assumption, LaunchMap
+from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, syntax
-from cuda_agent.rewrite.analysis import affine, blocks, names
+from cuda_agent.rewrite.analysis import affine, blocks, names, uniform
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.analysis.strided import StridedLoop, chunked_loop, strided_loop
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rules.grid_size import only_starts
 from cuda_agent.rewrite.syntax import text
-from cuda_agent.source.tree import ancestors, arguments, callee, strip_parens
+from cuda_agent.source.tree import LOOPS, ancestors, arguments, callee, strip_parens
 
 _SIZES = (1024, 512, 256, 128, 64)
 _RESIDENT = 2048  # threads of a multiprocessor
 _BLOCKS = 32  # of a multiprocessor
 _USUAL = 256
-_OF_A_WARP = re.compile(r"__shfl|__ballot|__any|__all|__match|\bcub\b|cooperative_groups|\bcg::|warpSize|\basm\b")
+_WARP = 32
+_AGAIN = 2  # calls
+_OF_A_WARP = re.compile(
+    r"__shfl|__syncwarp|__ballot|__any|__all|__match|\bcub\b|cooperative_groups|\bcg::|warpSize|\basm\b"
+)
 _WHOLE_BLOCK = re.compile(r"block.*(?:reduce|sum|max|min|scan)|(?:reduce|sum|max|min|scan).*block", re.IGNORECASE)
+_BLOCK = frozenset(f"blockIdx.{a}" for a in "xyz")
 _DRAWS = 5
 _REGISTERS = 65536  # of a block
 
@@ -79,6 +87,8 @@ class BlockSize(Rule):
         x, y = site.params["x"], site.params.get("y", 1)
         launches.check_bound(context, x * y)
         edits = launches.change(context, block=launches.dims((str(x), str(y), "1")))
+        if all(s.threads <= _WARP for s in context.shapes):
+            edits += tuple(_barriers(context, found))
         assumptions = [Assumption("threads use their index only to share loops out among all of the block", "proved")]
         for name in found.together:
             assumptions.append(Assumption(f"{name} works for a block of any number of whole warps", "assumed"))
@@ -86,6 +96,22 @@ class BlockSize(Rule):
             assumptions.append(Assumption(f"{', '.join(found.others)}: does not ask how large the block is", "assumed"))
         mapping = LaunchMap(block=(str(x), str(y), "1"))
         return Rewrite(edits, mapping, tuple(assumptions), "reassociated" if found.sums else "bit-exact")
+
+
+def _barriers(context: Context, found: _Shared) -> Iterator[Edit]:
+    """A barrier behind each call of a function that works on the whole block, where there are several: its shared
+    memory may be written by the next call while another warp still reads. One warp alone had no such trouble."""
+    every = syntax.of_type(context.body, "call_expression")
+    calls = [c for c in every if (callee(c) or "").rpartition("::")[2] in found.together]
+    if len(calls) < _AGAIN and not any(next(ancestors(c, LOOPS), None) is not None for c in calls):
+        return
+    for statement in dict.fromkeys(syntax.enclosing_statement(c) for c in calls):
+        if statement.parent is None or not uniform.reached_together(context, statement):
+            raise RuleRefused("a function that works on the whole block is called by some threads only")
+        if statement.parent.type != "compound_statement":
+            raise RuleRefused("a function that works on the whole block is called in a branch of its own")
+        end = statement.end_byte
+        yield Edit(Span(end, end), f"{context.eol}{context.indent(statement.start_byte)}__syncthreads();")
 
 
 def _sizes(context: Context) -> list[int]:
@@ -117,6 +143,10 @@ def _shared_out(context: Context) -> _Shared | None:
         raise RuleRefused("threads work together by warps: their number means something")
     if any(s.shared for s in context.shapes) or any((site.shared or "0").strip() != "0" for site in context.sites):
         raise RuleRefused("the launch gives the block shared memory: its size may follow the number of threads")
+    if any(affine.of(context, loop.start).names & _BLOCK for loop in loops) and not only_starts(context):
+        raise RuleRefused(
+            "a block's share of the grid's work follows from its size, and the kernel asks which block it is"
+        )
     _check_uses(context, loops)
     together, others = _functions(context)
     sums = _check_kept(context, loops, together)
@@ -242,14 +272,10 @@ def _check_kept(context: Context, loops: list[StridedLoop], together: tuple[str,
     another way after the loop."""
     inside = [syntax.span(loop.node) for loop in loops]
     sums = any((callee(c) or "").startswith("atomic") for c in syntax.of_type(context.body, "call_expression"))
-    for name, node in _kept(context, loops).items():
-        for use in syntax.of_type(context.body, "identifier"):
-            if text(use) != name or use.start_byte <= node.end_byte:
-                continue
-            if any(span.holds(syntax.span(use)) for span in inside):
-                continue  # asked below, of the loop as a whole
-            if _is_target(use):
-                continue
+    for name, node in _kept(context, loops):
+        for use in _uses_of_kept(context, name, node):
+            if any(span.holds(syntax.span(use)) for span in inside) or _is_target(use):
+                continue  # other loops are asked below, each as a whole
             call = next(ancestors(use, ("call_expression",)), None)
             called = (callee(call) or "").rpartition("::")[2] if call is not None else ""
             if called not in together and not called.startswith("atomic"):
@@ -261,9 +287,21 @@ def _check_kept(context: Context, loops: list[StridedLoop], together: tuple[str,
     return sums
 
 
-def _kept(context: Context, loops: list[StridedLoop]) -> Mapping[str, Node]:
-    """Variables of the kernel's own that a shared loop writes and does not declare: name → the loop."""
-    found: dict[str, Node] = {}
+def _uses_of_kept(context: Context, name: str, node: Node) -> Iterator[Node]:
+    """Uses behind the loop `node` up to the statement beside it that sets the variable anew."""
+    end = context.kernel.body.end
+    for use in syntax.of_type(context.body, "identifier"):
+        if text(use) != name or not node.end_byte < use.start_byte < end:
+            continue
+        statement = syntax.enclosing_statement(use)
+        if _is_target(use) and statement.parent == node.parent:
+            end = statement.end_byte
+        yield use
+
+
+def _kept(context: Context, loops: list[StridedLoop]) -> list[tuple[str, Node]]:
+    """Variables of the kernel's own that a shared loop writes and does not declare, with the loop."""
+    found: list[tuple[str, Node]] = []
     pointers = {v.name for v in names.of(context).variables if v.pointer}
     for loop in loops:
         body = loop.body
@@ -277,9 +315,9 @@ def _kept(context: Context, loops: list[StridedLoop]) -> Mapping[str, Node]:
         }
         arrays = {n for n in given if n in syntax.declared(context.body)}
         shared = {s.name for s in context.kernel.shared} | {p.name for p in context.kernel.params}
-        for name in (written | arrays) - declared - shared:
+        for name in sorted((written | arrays) - declared - shared):
             if name in syntax.declared(context.body):
-                found.setdefault(name, loop.node)
+                found.append((name, loop.node))
     return found
 
 

@@ -42,7 +42,7 @@ class GridSize(Rule):
         fitting = [k for k in _DIVISORS if blocks // k >= 1 and per_launch // k >= sms]
         for k in sorted(fitting, key=lambda k: abs(math.log(per_launch / k / (BLOCKS_PER_SM * sms))))[:_TRIED]:
             yield Site(self.name, context.kernel.name_span, {"divide": k})
-        if per_launch < BLOCKS_PER_SM * sms and _only_starts(context):
+        if per_launch < BLOCKS_PER_SM * sms and only_starts(context):
             for k in (2, 4, 8, 16):
                 if per_launch * k <= 2 * BLOCKS_PER_SM * sms:
                     yield Site(self.name, context.kernel.name_span, {"multiply": k})
@@ -87,7 +87,7 @@ def strides_by_grid(context: Context) -> bool:
     return all(_in_update(n) or _is_declared(n) for n in syntax.of_type(context.body, "identifier") if text(n) in names)
 
 
-def _only_starts(context: Context) -> bool:
+def only_starts(context: Context) -> bool:
     """blockIdx.x only says where loops start (directly, or through a variable used for nothing else): a block too many
     finds nothing to do."""
     loops = syntax.of_type(context.body, "for_statement")
