@@ -43,7 +43,7 @@ def one_call(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def as_text(
-    messages: Sequence[Message], tools: Sequence[Tool], *, system: bool = True, bare: bool = False
+    messages: Sequence[Message], tools: Sequence[Tool], system: bool = True, bare: bool = False
 ) -> list[Message]:
     """The same conversation without calls and tool messages, user and assistant in turn, as the strictest templates
     want it. `system=False`: what the system says stands at the head of the first user message. `bare`: calls without
