@@ -9,8 +9,8 @@ import pytest
 
 from cuda_agent.agent.models import Call, Message, Tool
 from cuda_agent.agent.models.parse import parse
-from cuda_agent.agent.models.template import Template, call_schema
-from cuda_agent.agent.models.textual import spell
+from cuda_agent.agent.models.template import Template
+from cuda_agent.agent.models.textual import call_schema, spell
 from cuda_agent.errors import ModelError
 
 TOOL = Tool("apply", "Applies a rule.", {"type": "object", "properties": {"rule": {"type": "string"}}})

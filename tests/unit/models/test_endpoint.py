@@ -550,7 +550,7 @@ def test_who_is_cancelled_before_asking_sends_nothing(opened: Opened) -> None:
 def test_a_model_that_is_closed_says_so(opened: Opened) -> None:
     _, model = opened(call("facts").but(delay=60))
     threading.Timer(0.2, model.close).start()
-    with pytest.raises(ModelError, match="closed"):
+    with pytest.raises(ModelError, match="closed while it was answering"):
         ask(model)
     with pytest.raises(ModelError, match="closed"):
         ask(model)

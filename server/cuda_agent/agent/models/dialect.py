@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cuda_agent.agent.models import Limits, Message, Tool
-from cuda_agent.agent.models.textual import as_text, one_call
+from cuda_agent.agent.models.textual import as_text, call_schema
 
 ABOUT_TOOLS = re.compile(r"tool|function|jinja|grammar|guided|structured output", re.IGNORECASE)
 TOOLS_UNKNOWN = re.compile(r"jinja|tools?\b.{0,40}(support|require|enable)|support.{0,40}\btools?\b", re.IGNORECASE)
@@ -41,7 +41,7 @@ class Dialect:
             held = bool(tools) and limits.force and self.schema
             spoken = as_text(messages, tools, system=self.system, bare=held)
             if held:
-                call = {"name": "call", "schema": one_call(tools)}
+                call = {"name": "call", "schema": call_schema(tools)}
                 body["response_format"] = {"type": "json_schema", "json_schema": call}
             return body | {"messages": [{"role": one.role, "content": one.text} for one in spoken]}
         body["messages"] = _api_messages(messages)

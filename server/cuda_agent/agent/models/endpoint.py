@@ -87,6 +87,7 @@ class Endpoint:
             max_retries=0,
             http_client=httpx2.AsyncClient(transport=wire, trust_env=False, follow_redirects=False),
         )
+        self._closed, self._door = False, threading.Lock()  # nothing is begun on a loop that is being closed
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="model endpoint", daemon=True)
         self._thread.start()
@@ -94,28 +95,36 @@ class Endpoint:
     def reply(self, messages: Sequence[Message], tools: Sequence[Tool], limits: Limits) -> Reply:
         if limits.cancelled():
             raise Cancelled("stopped before the model was asked.")
-        if not self._thread.is_alive():
-            raise ModelError(f"{self.name} is closed.")
-        future = asyncio.run_coroutine_threadsafe(self._within(messages, tools, limits), self._loop)
+        with self._door:
+            if self._closed:
+                raise ModelError(f"{self.name} is closed.")
+            future = asyncio.run_coroutine_threadsafe(self._within(messages, tools, limits), self._loop)
         try:
             while not concurrent.futures.wait([future], POLL).done:
                 if limits.cancelled():
                     raise Cancelled("stopped while the model was answering.")
-                if not self._thread.is_alive():
-                    raise ModelError(f"{self.name} was closed while it was answering.")
-        except BaseException:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ModelError(f"{self.name} was closed while it was answering.") from None
+        finally:
             future.cancel()
-            raise
-        return future.result()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self._client.close(), self._loop)], 1.0)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(1.0)
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
+        concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self._client.close(), self._loop)], 1.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     async def _within(self, messages: Sequence[Message], tools: Sequence[Tool], limits: Limits) -> Reply:

@@ -7,7 +7,7 @@ for what should be in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,19 +100,4 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {
         "type": "function",
         "function": {"name": tool.name, "description": tool.text, "parameters": dict(tool.parameters)},
-    }
-
-
-def call_schema(tools: Sequence[Tool]) -> Mapping[str, Any]:
-    """The JSON schema of one call of any of these tools."""
-    return {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
     }

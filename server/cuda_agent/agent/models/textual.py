@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cuda_agent.agent.models import Call, Message, Role, Tool
@@ -28,22 +28,23 @@ def spell(call: Call, bare: bool = False) -> str:
     return text if bare else f"<tool_call>{text}</tool_call>"
 
 
-def one_call(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The JSON schema of a bare call of one of the tools."""
-    each = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return {"anyOf": each}
+def call_schema(tools: Sequence[Tool]) -> Mapping[str, Any]:
+    """The JSON schema of one bare call of any of these tools."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in tools
+        ]
+    }
 
 
 def as_text(
-    messages: Sequence[Message], tools: Sequence[Tool], *, system: bool = True, bare: bool = False
+    messages: Sequence[Message], tools: Sequence[Tool], system: bool = True, bare: bool = False
 ) -> list[Message]:
     """The same conversation without calls and tool messages, user and assistant in turn, as the strictest templates
     want it. `system=False`: what the system says stands at the head of the first user message. `bare`: calls without

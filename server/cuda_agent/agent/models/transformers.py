@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_agent.agent.models import Limits, Message, Reply, Tool, Usage
 from cuda_agent.agent.models.parse import parse
-from cuda_agent.agent.models.template import CHATML, Template, call_schema
+from cuda_agent.agent.models.template import CHATML, Template
+from cuda_agent.agent.models.textual import call_schema
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError
 
 if TYPE_CHECKING:
