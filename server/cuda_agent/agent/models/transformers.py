@@ -142,9 +142,9 @@ class Transformers:
         if self._limits.cancelled():
             raise Cancelled("stopped while the model was answering")
         if time.monotonic() > self._end:
+            seconds = f"{self._limits.seconds:.1f}".removesuffix(".0")
             raise ModelError(
-                f"{self.name} did not finish its reply within {self._limits.seconds:g} s: allow more, or choose a "
-                "smaller model."
+                f"{self.name} did not finish its reply within {seconds} s: allow more, or choose a smaller model."
             )
 
     def _generate(self, prompt: list[int], room: int, constraint: _Constraint | None) -> list[int]:
