@@ -1,9 +1,10 @@
 // Smoke tests in the real workbench: open a .cu, see the lens, optimise on the emulator, see the diff, accept; then with
-// the editor's own language model, first without one, then with an extension that brings one (test/model-provider).
+// the editor's own language model, first without one, then with an extension that brings one (test/model-provider); and with an endpoint whose key the editor keeps.
 // usage: node test/workbench.mjs        (after test/setup.sh, `make` and `npm run package`)
 
 import { spawn, spawnSync } from "node:child_process";
 import * as fs from "node:fs";
+import * as http from "node:http";
 import * as net from "node:net";
 import * as os from "node:os";
 import * as path from "node:path";
@@ -24,14 +25,17 @@ const user = path.join(scratch, "user");
 const extensions = path.join(scratch, "extensions");
 const file = path.join(folder, "softmax_rows.cu");
 const withModel = path.join(scratch, "with-model");
+const withKey = path.join(scratch, "with-key");
+const KEY = "sk-workbench-5b1f";
 
-function settings() {
+function settings(endpoint) {
   fs.mkdirSync(folder, { recursive: true });
   fs.copyFileSync(path.join(ROOT, "tests/corpus/softmax_rows.cu"), file);
-  fs.mkdirSync(path.join(withModel, ".vscode"), { recursive: true });
-  fs.copyFileSync(file, path.join(withModel, "softmax_rows.cu"));
-  const model = { "cudaAgent.model": "editor", "cudaAgent.policy": "model" };
-  fs.writeFileSync(path.join(withModel, ".vscode/settings.json"), JSON.stringify(model));
+  for (const [where, model] of [[withModel, "editor"], [withKey, `endpoint:scripted@${endpoint}`]]) {
+    fs.mkdirSync(path.join(where, ".vscode"), { recursive: true });
+    fs.copyFileSync(file, path.join(where, "softmax_rows.cu"));
+    fs.writeFileSync(path.join(where, ".vscode/settings.json"), JSON.stringify({ "cudaAgent.model": model, "cudaAgent.policy": "model" }));
+  }
   const values = {
     "cudaAgent.serverCommand": [path.join(ROOT, ".venv/bin/cuda-agent")],
     "cudaAgent.device": "emulator",
@@ -47,6 +51,16 @@ function settings() {
     fs.writeFileSync(path.join(user, place, "settings.json"), JSON.stringify(values));
   }
 }
+
+const holds = (file) => {
+  try {
+    return fs.readFileSync(file).includes(KEY);
+  } catch {
+    return false; // gone, or another user's
+  }
+};
+const holding = (folder, wanted, file) => fs.readdirSync(folder).filter(wanted).map((name) => path.join(folder, name, file)).filter(holds);
+const logs = (folder) => fs.readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile()).map((one) => path.join(one.parentPath ?? one.path, one.name)).filter(holds);
 
 const freePort = () =>
   new Promise((resolve) => {
@@ -83,7 +97,16 @@ async function picture(page, name) {
   }
 }
 
-settings();
+// An endpoint that refuses every key and repeats it.
+const keysSeen = [];
+const endpoint = http.createServer((request, response) => {
+  keysSeen.push(request.headers.authorization);
+  request.resume();
+  response.writeHead(401, { "content-type": "application/json" });
+  response.end(JSON.stringify({ error: { message: `no such key: ${request.headers.authorization}` } }));
+});
+await new Promise((resolve) => endpoint.listen(0, "127.0.0.1", resolve));
+settings(`http://127.0.0.1:${endpoint.address().port}/v1`);
 const env = { ...process.env, EXTENSIONS_GALLERY: '{"serviceUrl":""}', CUDA_AGENT_CACHE: process.env.CUDA_AGENT_CACHE ?? path.join(scratch, "cache") };
 const common = [ENTRY, "--config", path.join(scratch, "config.yaml"), "--user-data-dir", user, "--extensions-dir", extensions];
 fs.writeFileSync(path.join(scratch, "config.yaml"), "");
@@ -186,6 +209,26 @@ try {
     await lens("Show diff").click();
     await page.locator(".view-line", { hasText: "largest) / sum" }).first().waitFor({ timeout: 30_000 });
   });
+
+  await step("the key that the editor keeps goes to the endpoint, and nowhere else", async () => {
+    await open(withKey);
+    await lens("Optimise").waitFor({ timeout: 60_000 });
+    await page.keyboard.press("F1");
+    await page.keyboard.type("CUDA Agent: Set the API Key");
+    await page.keyboard.press("Enter");
+    await page.locator(".quick-input-title", { hasText: "API key" }).waitFor({ timeout: 10_000 });
+    await page.keyboard.type(KEY);
+    await page.keyboard.press("Enter");
+    await page.waitForTimeout(3000); // the server starts again
+    await lens("Optimise").waitFor({ timeout: 60_000 });
+    await press("Optimise", said("no such key").or(lens("Cancel")).first());
+    await said("no such key").waitFor({ timeout: 120_000 });
+    const told = await said("no such key").innerText();
+    if (told.includes(KEY)) throw new Error(`the key is shown: ${told}`);
+    if (!keysSeen.length || keysSeen.some((seen) => seen !== `Bearer ${KEY}`)) throw new Error(`the endpoint got ${keysSeen}`);
+    const leaks = [...holding("/proc", (name) => /^\d+$/.test(name), "environ"), ...logs(user), ...logs(env.CUDA_AGENT_CACHE)];
+    if (leaks.length) throw new Error(`the key stands in ${leaks}`);
+  });
 } catch (error) {
   if (results.failed === 0) results.failed++;
   console.error(error.stack);
@@ -193,6 +236,8 @@ try {
   const page = browser?.contexts()[0]?.pages()[0];
   if (page) await page.screenshot({ path: path.join(ROOT, "build/workbench-failure.png") });
 } finally {
+  endpoint.closeAllConnections();
+  endpoint.close();
   await browser?.close();
   try {
     process.kill(-server.pid, "SIGKILL");
