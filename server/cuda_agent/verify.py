@@ -60,6 +60,7 @@ class VerifyRequest:
     text: str | None = None  # the original's, where it differs from the file: an editor's
     rewrite: str | None = None  # the candidate's text; `candidate` is then only its name
     origin: str = "person"
+    reason: str = ""  # one sentence of who wrote it
 
     @property
     def untrusted(self) -> bool:
@@ -107,6 +108,7 @@ def verify(
             "reassociated",
             LaunchMap(),
             id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
+            reason=request.reason,
         )
         if request.untrusted:
             case = Case(opened, build, workload, old, candidate, module=before, options=request.options)

@@ -142,8 +142,10 @@ class EngineClient:
         """Orphans of a killed engine come back to us (`adopt_orphans`); guardians need a moment to end their jobs
         first."""
         for _ in range(50):
-            processes.reap_adopted([self.pid] if self.pid is not None else [])
             left = [pid for pid in processes.children(os.getpid()) if pid != self.pid and processes.is_alive(pid)]
+            processes.reap_adopted(
+                [self.pid] if self.pid is not None else []
+            )  # after the look: who ended since is reaped
             if not left:
                 return
             await asyncio.sleep(0.01)

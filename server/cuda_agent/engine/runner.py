@@ -65,8 +65,9 @@ async def sweep_orphans() -> None:
     for pid in orphans:
         processes.signal_all([*processes.descendants(pid), pid])
     for _ in range(100):
-        processes.reap_adopted(_guardians)
-        if not any(processes.is_alive(pid) for pid in orphans):
+        alive = any(processes.is_alive(pid) for pid in orphans)
+        processes.reap_adopted(_guardians)  # after the look: who ended since is reaped too
+        if not alive:
             return
         await asyncio.sleep(0.002)
 

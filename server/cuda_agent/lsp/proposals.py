@@ -134,6 +134,12 @@ class Proposals:
         parts = [urlparse(uri) for uri in sorted(found)]
         return [Path(unquote(part.path)) for part in parts if part.scheme == "file"]
 
+    def forget(self, uri: str) -> None:
+        """A file was closed: what lies on disk counts when it is opened again, where another program may have added to
+        it."""
+        if self._file(uri).exists():
+            self._by_uri.pop(uri, None)
+
     def accept(self, proposal: Proposal, version: int) -> None:
         self._set(proposal, "accepted", version)
 

@@ -105,10 +105,10 @@ class Calls:
         source = await self._source(caller, given)
         if ("candidate" in given) == ("candidate_file" in given):
             raise UsageError("give the rewrite either as `candidate` or in a `candidate_file`")
-        text = given.get("candidate")
+        text, reason = given.get("candidate"), " ".join(given.get("reason", "").split())[:300]
         if text is None:
             text = read_source(roots.find(given["candidate_file"], caller.folders)[0])
-        ask = replace(self._ask(caller, source, given), candidate=text)
+        ask = replace(self._ask(caller, source, given), candidate=text, reason=reason)
         return await self._propose(source, given, await self._run("verify", caller, source, ask, self._limit(ask)))
 
     async def bench(self, caller: Caller, given: Arguments) -> Arguments:
@@ -158,7 +158,7 @@ class Calls:
             "budget_candidates": given.get("candidates"),
         }
         settings = replace(settings, **{name: value for name, value in changes.items() if value is not None})
-        return Ask(str(source.path), source.text, given.get("kernel"), "", caller.origin, settings)
+        return Ask(str(source.path), source.text, given.get("kernel"), origin=caller.origin, settings=settings)
 
     @staticmethod
     def _limit(ask: Ask) -> float:

@@ -32,6 +32,7 @@ class Ask:
     kernel: str | None = None
     candidate: str = ""
     origin: str = "model:mcp"
+    reason: str = ""
     settings: config.Settings = field(default_factory=config.Settings)
 
 
@@ -68,6 +69,7 @@ def verify(ask: Ask, report: Report) -> Any:
         text=ask.text,
         rewrite=ask.candidate,
         origin=ask.origin,
+        reason=ask.reason,
     )
     done = judge(request, on_event=tasks.on_event(report), cancelled=report.cancelled)
     evidence = evidence_json(done.verdict, candidate=done.candidate, diff=done.diff)

@@ -88,6 +88,7 @@ def tools() -> dict[str, types.Tool]:
                 "file": _FILE,
                 "candidate": {"type": "string", "description": "the whole file as it would be"},
                 "candidate_file": {"type": "string", "description": "instead of `candidate`: a file that holds it"},
+                "reason": {"type": "string", "description": "one sentence for the person: why it should be faster"},
                 "kernel": _KERNEL,
                 "device": _DEVICE,
                 "propose": _PROPOSE,

@@ -134,3 +134,22 @@ def test_lone_surrogates_are_kept(tmp_path: Path) -> None:
     assert found is not None
     assert found.candidate.original == odd
     assert replace(found, state="fresh").state == "fresh"
+
+
+def test_what_another_program_adds_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    kept, (_, file) = Proposals(tmp_path), opened(TEXT)
+    assert kept.of_kernel(file, "k") is None
+    Proposals(tmp_path).put(proposal())
+    assert kept.of_kernel(file, "k") is None, "what is open is not read again"
+    kept.forget(URI)
+    assert kept.of_kernel(file, "k") is not None
+    assert [one.id for one in kept.of_file(file)] == ["p1"]
+    assert kept.paths() == [Path("/project/a.cu")]
+
+
+def test_proposals_that_are_on_no_disk_outlive_a_closed_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept, (_, file) = Proposals(tmp_path / "file" / "no folder"), opened(TEXT)
+    kept.put(proposal())
+    kept.forget(URI)
+    assert kept.of_kernel(file, "k") is not None

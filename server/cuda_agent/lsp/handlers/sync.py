@@ -30,6 +30,7 @@ def did_close(server: CudaAgentServer, params: types.DidCloseTextDocumentParams)
     uri = params.text_document.uri
     server.documents.close(uri)
     server.facts.forget(uri)
+    server.proposals.forget(uri)
     if uri in server.published:
         server.published.discard(uri)
         server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri=uri, diagnostics=[]))
