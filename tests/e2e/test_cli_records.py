@@ -114,4 +114,3 @@ def test_a_changed_record_is_found(compared: tuple[Path, Done], cache: Path, tmp
     shutil.rmtree(folder / ".cuda-agent")
     gone = run(["replay", str(tampered)], folder, environment(cache)).check(2)
     assert "--inputs FOLDER" in gone.err
-
