@@ -9,9 +9,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cuda_agent import judge
 from cuda_agent.agent import memory, recorded
@@ -20,9 +20,10 @@ from cuda_agent.agent.policies.replayed import Again, candidate_of
 from cuda_agent.agent.recorded import Json, Recorded
 from cuda_agent.agent.recording import flags_sha256, inputs_sha256
 from cuda_agent.device import Device, open_device
-from cuda_agent.errors import Cancelled, NoInputs, SourceError
+from cuda_agent.errors import Cancelled, NoInputs, SourceError, UsageError
 from cuda_agent.judge import record
 from cuda_agent.judge.digest import sha256
+from cuda_agent.judge.options import JudgeOptions, Precision
 from cuda_agent.model import Workload
 from cuda_agent.recheck import find_source, missing
 from cuda_agent.source.documents import Document
@@ -204,7 +205,7 @@ class _Again:
     def _search(self, path: Path, device: Device, workload: Workload) -> tuple[Recorded, dict[str, Json]]:
         """The new record, and full verdicts that the search itself did not come to."""
         end = self.found.end
-        options = record.options_from_json(self.start["options"])
+        options = _options(self.start["options"])
         request = Request(
             path,
             self.start["text"],
@@ -252,6 +253,22 @@ class _Again:
             timed = {"ratio": verdict.timing.ratio} if verdict.timing else None
             rest[line["id"]] = {"status": verdict.status, "gates": gates, "faster": verdict.faster, "timing": timed}
         return now, rest
+
+
+def _options(given: Json) -> JudgeOptions:
+    """Raises UsageError for values that no judge had."""
+    usual, allow = asdict(record.options_from_json({})), given.get("allow", [])
+    wrong = [name for name in usual.keys() & given.keys() - {"allow"} if not _alike(given[name], usual[name])]
+    if not isinstance(allow, list) or not set(map(str, allow)) <= set(get_args(Precision)):
+        wrong.append("allow")
+    if wrong:
+        raise UsageError(f"the record is damaged: no judge had its option {wrong[0]}, {given[wrong[0]]!r}")
+    return record.options_from_json(given)
+
+
+def _alike(value: object, usual: object) -> bool:
+    """Of one type; a whole number may stand for another."""
+    return type(value) is type(usual) or (type(value) is int and type(usual) is float)
 
 
 def _tampered(found: Recorded) -> Iterator[str]:

@@ -125,3 +125,31 @@ def test_progress_in_plain_lines(event: Mapping[str, Any], line: str, capsys: Ca
         progress.event(event)  # said once
     out, err = capsys.readouterr()
     assert (out, err) == ("", line)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["compare", "x.cu"], "needs a language model"),
+        (["compare", "x.cu", "--policies", "luck"], "not ['luck']"),
+        (["compare", "x.cu", "--policies", ","], "--policies are"),
+        (["trajectories", "export"], "needs --out"),
+        (["trajectories", "list", "--out", "x"], "is for `trajectories export`"),
+        (["trajectories", "show", "nothing"], "is no recorded search"),
+        (["replay", "nothing"], "is no recorded search"),
+    ],
+)
+def test_what_the_records_commands_refuse(
+    argv: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.cu").write_text("")
+    assert cli.main(argv) == 3
+    assert words in capsys.readouterr().err
+
+
+def test_no_search_was_recorded_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path))
+    assert cli.main(["trajectories"]) == 0
+    assert "no search was recorded yet" in capsys.readouterr().out

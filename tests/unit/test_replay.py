@@ -11,7 +11,7 @@ import pytest
 
 from cuda_agent import records
 from cuda_agent.agent import loop, recorded
-from cuda_agent.errors import Cancelled, NoInputs, SourceError
+from cuda_agent.errors import Cancelled, NoInputs, SourceError, UsageError
 from cuda_agent.model import Candidate
 from cuda_agent.replay import Replay, ReplayRequest, Row, _same_in_full, holds, replay
 from cuda_agent.workload import bundle
@@ -201,3 +201,21 @@ def test_an_export_names_what_it_left_out(record: Path, tmp_path: Path) -> None:
     assert (count, skipped) == (1, [f"{other.name} is of another version, or damaged: it is left out"])
     (line,) = (tmp_path / "all.jsonl").read_text().splitlines()
     assert [one["id"] for one in json.loads(line)["candidates"]] == [one.id for one in ROUNDS]
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "words"),
+    [
+        ("start", {"options": {"rounds": "many"}}, "its option rounds, 'many'"),
+        ("start", {"options": {"allow": ["anything"]}}, "its option allow, "),
+        ("candidate", {"numeric": "roughly"}, "is damaged"),
+        ("candidate", {"launch": {"grid": ["1"]}}, "is damaged"),
+        ("candidate", {"assumptions": [1]}, "is damaged"),
+    ],
+)
+def test_a_damaged_record_is_said_to_be(
+    bench: Bench, record: Path, step: str, change: dict[str, Any], words: str
+) -> None:
+    copy = changed(record, lambda line: line.update(change) if line["step"] == step else None)
+    with pytest.raises(UsageError, match=words):
+        again(bench, copy)

@@ -163,7 +163,7 @@ def summaries(paths_: Iterable[Path]) -> Iterator[tuple[str, Json, Json | None]]
         yield path.stem, start, end if end is not None and end["step"] == "end" else None
 
 
-_TAIL = 1 << 18  # bytes: an `end` line is far shorter
+_TAIL = 1 << 16  # bytes: an `end` line is far shorter
 
 
 def best_rules(start: Json) -> Rules | None:

@@ -61,7 +61,7 @@ STEPS: Mapping[str, Mapping[str, str]] = {
         "calls": "calls?",
         "call": "text?",
         "tool": "text?",
-        "usage": "list?",
+        "usage": "pair?",
         "seconds": "number?",
         "complaint": "text?",
         "cut": "flag?",
@@ -82,6 +82,7 @@ STEPS: Mapping[str, Mapping[str, str]] = {
         "gates": "gates",
         "timing": "timing?",
         "traffic": "numbers",
+        "seeds": "object",
         "score": "number?",
         "twin": "flag",
         "note": "text",
@@ -98,6 +99,7 @@ STEPS: Mapping[str, Mapping[str, str]] = {
         "status": "text",
         "level": "text",
         "faster": "flag",
+        "seeds": "object",
         "gates": "gates",
         "timing": "timing?",
         "traffic": "numbers",
@@ -114,7 +116,7 @@ STEPS: Mapping[str, Mapping[str, str]] = {
         "faster": "flag",
         "timing": "timing?",
         "traffic": "numbers",
-        "tokens": "list",
+        "tokens": "pair",
         "cost": "number",
         "reward": "whole?",
         "rules": "object?",
@@ -184,6 +186,7 @@ class Trajectory:
             gates=_gates(verdict.gates) if verdict else [],
             timing=asdict(verdict.timing) if verdict and verdict.timing else None,
             traffic=dict(verdict.traffic) if verdict else {},
+            seeds=_seeds(verdict),
             score=step.score,
             twin=step.twin,
             note=step.note,
@@ -203,12 +206,17 @@ class Trajectory:
             status=verdict.status,
             level=verdict.level,
             faster=verdict.faster,
+            seeds=_seeds(verdict),
             gates=_gates(verdict.gates),
             timing=asdict(verdict.timing) if verdict.timing else None,
             traffic=dict(verdict.traffic),
             seconds=round(seconds, 3),
             reward=reward,
         )
+
+
+def _seeds(verdict: Verdict | None) -> dict[str, Any]:
+    return dict(verdict.record.get("seeds") or {}) if verdict is not None else {}
 
 
 def _gates(gates: Sequence[GateResult]) -> list[list[str]]:
@@ -303,12 +311,19 @@ def _is(kind: str, value: Any) -> bool:
     if kind == "timing":
         return isinstance(value, dict) and _is("number", value.get("ratio")) and _interval(value.get("ci"))
     if kind == "calls":
-        return isinstance(value, list) and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in value)
+        return isinstance(value, list) and all(map(_call, value))
+    if kind == "pair":
+        return isinstance(value, list) and len(value) == 2 and all(_is("whole", number) for number in value)
     if kind == "gates":
         return isinstance(value, list) and all(isinstance(g, list) and [type(x) for x in g] == [str] * 3 for g in value)
     if kind == "numbers":
         return isinstance(value, dict) and all(_is("number", number) for number in value.values())
     return isinstance(value, {"text": str, "flag": bool, "list": list, "object": dict}[kind])
+
+
+def _call(value: Any) -> bool:
+    named = isinstance(value, dict) and isinstance(value.get("name"), str)
+    return named and isinstance(value.get("arguments", {}), dict)
 
 
 def _interval(value: Any) -> bool:

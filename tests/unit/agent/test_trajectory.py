@@ -37,6 +37,7 @@ KINDS: Mapping[str, st.SearchStrategy[Any]] = {
     "whole": st.integers(-(2**40), 2**40),
     "flag": st.booleans(),
     "list": st.lists(JSON, max_size=3),
+    "pair": st.lists(st.integers(0, 2**40), min_size=2, max_size=2),
     "object": st.dictionaries(PLAIN, JSON, max_size=3),
     "numbers": st.dictionaries(PLAIN, NUMBER, max_size=3),
     "gates": st.lists(st.lists(PLAIN, min_size=3, max_size=3), max_size=3),

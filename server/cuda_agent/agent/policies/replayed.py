@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cuda_agent.agent.models import Call, Limits, Message, Reply, Tool, Usage
 from cuda_agent.agent.policies import State
 from cuda_agent.agent.policies.model import ModelPolicy
 from cuda_agent.agent.recorded import Recorded
 from cuda_agent.errors import UsageError
-from cuda_agent.model import Assumption, Candidate, LaunchMap
+from cuda_agent.model import Assumption, Candidate, LaunchMap, NumericClass
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.edits import minimal
 
@@ -66,7 +66,7 @@ def replies(found: Recorded) -> list[Reply]:
         Reply(
             line.get("text") or "",
             tuple(Call(c["name"], c.get("arguments") or {}, str(c.get("id") or "")) for c in line.get("calls") or ()),
-            Usage(*map(int, line["usage"][:2])),
+            Usage(*line["usage"]),
             line.get("complaint") or "",
             bool(line.get("cut")),
         )
@@ -81,6 +81,8 @@ def candidate_of(start: Mapping[str, Any], line: Mapping[str, Any]) -> Candidate
             _axes(launch["grid"]), _axes(launch["block"]), str(launch["shared"]), bool(launch.get("seen"))
         )
         assumptions = tuple(Assumption(str(one["text"]), one["known"]) for one in line["assumptions"])
+        if line["numeric"] not in get_args(NumericClass):
+            raise ValueError(line["numeric"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the record of candidate {line['id']} is damaged: {error!r}") from error
     return Candidate(
