@@ -133,7 +133,7 @@ async def test_the_editors_model_writes_a_proposal(started: Starter, workspace: 
     assert any("· written by editor:scripted-1" in title for title in await editor.titles(uri))
     hover = await editor.hover(uri, position)
     assert "- written by the language model `editor:scripted-1`" in hover
-    assert f"- why: {WHY}" in hover
+    assert f"- why: `{WHY}`" in hover
     accept = next(
         action for action in await editor.actions(uri, position) if action.kind == "refactor.rewrite.cudaAgent.accept"
     )

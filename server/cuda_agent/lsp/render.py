@@ -4,6 +4,8 @@ Text-only facts come from the syntax tree and are there at once; the compiler's 
 
 from __future__ import annotations
 
+import re
+
 from cuda_agent.lsp.compiler_facts import KernelFacts
 from cuda_agent.lsp.jobs import Job
 from cuda_agent.model import Candidate, Kernel, LaunchSite, Proposal, SharedArray
@@ -16,7 +18,10 @@ def plural(count: int, word: str, many: str | None = None) -> str:
 
 def code(text: str) -> str:
     """Inline code of text that may hold backticks or line breaks."""
-    return f"``{' '.join(text.split())}``" if "`" in text else f"`{' '.join(text.split())}`"
+    line = " ".join(text.split())
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{line}{space}{fence}"
 
 
 # ---------------------------------------------------------------- lens titles
@@ -84,7 +89,8 @@ def authors(candidate: Candidate) -> list[str]:
         lines = [f"- made by the rules {code(rest)}"]
     else:
         lines = [f"- made by {code(candidate.origin)}"]
-    return [*lines, *([f"- why: {' '.join(candidate.reason.split())}"] if candidate.reason else [])]
+    # As code: a model's words must not become links or pictures, which an editor would load.
+    return [*lines, *([f"- why: {code(' '.join(candidate.reason.split()))}"] if candidate.reason else [])]
 
 
 def traffic(proposal: Proposal) -> str:

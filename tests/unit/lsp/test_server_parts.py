@@ -141,7 +141,9 @@ def test_a_proposal_says_who_wrote_it_and_why() -> None:
     assert hover[0] == "- made by the rules `unroll(by=4)+restrict`"
     by_model, hover = proposed("model:endpoint:qwen:30b", "Each row is read\nonce.")
     assert by_model.endswith("· written by endpoint:qwen:30b")
-    assert hover[:2] == ["- written by the language model `endpoint:qwen:30b`", "- why: Each row is read once."]
+    assert hover[:2] == ["- written by the language model `endpoint:qwen:30b`", "- why: `Each row is read once.`"]
+    _, hover = proposed("model:x", "a ``` ![picture](https://elsewhere/`x`) [link](command:run)")
+    assert hover[1] == "- why: ```` a ``` ![picture](https://elsewhere/`x`) [link](command:run) ````"
     by_both, hover = proposed("model:editor:gpt-x+unroll(by=4)")
     assert by_both.endswith("· written by editor:gpt-x")
     assert hover[0] == "- written by the language model `editor:gpt-x`, with the rules `unroll(by=4)`"

@@ -165,7 +165,7 @@ def _text(what: str) -> dict[str, Any]:
 
 
 _WHY = _text("one sentence: why this should be faster")
-_AXES = {"type": "array", "items": {"type": "string"}, "maxItems": 3}
+_AXES = {"type": "array", "items": {"type": ["string", "integer"]}, "maxItems": 3}
 _ALL: tuple[tuple[Tool, Callable[[Desk, Mapping[str, Any]], Answer]], ...] = (
     (Tool("read", "The text on the desk of a function, type, macro or constant of this file; without a name the "
           "kernel and its launches.", _schema(name=_text("its name"))), looking.answer(Answer, looking.read)),

@@ -98,6 +98,7 @@ def candidate_from_json(data: Mapping[str, Any]) -> Candidate:
         launch_map_from_json(about["launch"]),
         tuple(Assumption(assumption["text"], assumption["known"]) for assumption in about["assumptions"]),
         id=about["id"],
+        reason=about.get("reason", ""),
     )
 
 
@@ -159,6 +160,7 @@ def _candidate_json(candidate: Candidate | None) -> Json | None:
         "numeric": candidate.numeric,
         "launch": asdict(candidate.launch),
         "assumptions": [asdict(assumption) for assumption in candidate.assumptions],
+        **({"reason": candidate.reason} if candidate.reason else {}),
     }
 
 

@@ -352,6 +352,7 @@ def _facts(e: Evidence, record: Evidence) -> Iterator[tuple[str, str | Markup]]:
     candidate: Mapping[str, Any] = e["candidate"] or {}
     yield "file", str(e["file"] or "")
     yield "candidate", f"{candidate['origin']}, {candidate['id']}" if candidate else ""
+    yield "its author says", (candidate or {}).get("reason", "")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
     yield "device", f"{device['name']} ({device['kind']}, {device['arch']}{driver})" if device else ""
     yield "compiler", str(record.get("compiler") or "")
