@@ -162,4 +162,4 @@ def test_the_tag_of_a_models_edit_needs_a_client_that_knows_it(tags: Any, knows:
 
 def test_code_with_backticks() -> None:
     assert render.code("a\n  b") == "`a b`"
-    assert render.code("a`b") == "``a`b``"
+    assert render.code("a`b") == "`` a`b ``"
