@@ -165,6 +165,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("n / 64, 64", "rejected", "64", True),
         ("n / 128, 128", "rejected", "128", True),
         ("4, 32", "rejected", "bx", False),  # right for the captured size only
+        ("n == 100 ? 4 : 1, 32", "rejected", "bx", False),
+        ("n > 64 ? (n + 31) / 32 : 0, 32", "rejected", "bx", True),
+        ("h[0] < 0 ? 4 : 1, 32", "rejected", "bx", False),
         ("rand() / 32, 32", "rejected", "bx", False),
     ],
 )

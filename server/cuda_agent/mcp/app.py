@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -111,6 +112,7 @@ def main(folders: Sequence[Path], settings: Settings, run_any: bool) -> int:
         raise UsageError(f"{missing} is not a folder")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("cuda_agent").setLevel(settings.log_level.upper())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a blocked read of stdin would hold back Python's own; jobs see us go
     processes.adopt_orphans()
     asyncio.run(serve(folders, settings, run_any))
     sys.stderr.flush()
