@@ -34,7 +34,7 @@ from cuda_agent.errors import Cancelled, CudaAgentError, DeviceError, ModelError
 from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
-from cuda_agent.model import Binary, Build, Candidate, Facts, GateResult, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source import joined
@@ -251,7 +251,7 @@ class _Search:
                     self._complete = not self.budget.exhausted
                     return
                 self.record.proposed(proposals)
-                proposals = list(filter(self._allowed, proposals))
+                proposals = [allowed for made in proposals if (allowed := self._allowed(made))]
                 if not proposals:
                     continue
                 words = f"compiling {len(proposals)} candidates"
@@ -265,20 +265,19 @@ class _Search:
                     if state.best is not best and state.best is step:
                         compiling.guess(partial(self._ahead, policy, candidate))
 
-    def _allowed(self, candidate: Candidate) -> bool:
-        """Text from a model, or from a file, is compiled only when the edit policy lets it."""
-        if not (candidate.origin.startswith("model") or self.request.foreign):
-            return True
-        gate = self._asked_policy(candidate)
+    def _allowed(self, candidate: Candidate) -> Candidate | None:
+        """Text from a model is compiled only when the edit policy lets it; it is launched as it says."""
+        if not candidate.origin.startswith("model"):
+            return candidate
+        candidate, gate = judge.edit_policy(
+            self.device, self.build, self.workload, self.text, candidate, self.request.options
+        )
         if gate.status == "pass":
-            return True
+            return candidate
         self.budget.tried += 1
         verdict = Verdict("rejected", "none", (gate,), "none")
         self._seen(Step(candidate, verdict, None, why_rejected(verdict), at=self.budget.spent))
-        return False
-
-    def _asked_policy(self, candidate: Candidate) -> GateResult:
-        return judge.edit_policy(self.device, self.build, self.workload, self.text, candidate, self.request.options)
+        return None
 
     def _seen(self, step: Step) -> None:
         self.state.steps.append(step)

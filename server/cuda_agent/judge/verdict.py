@@ -18,6 +18,7 @@ from cuda_agent.judge import ahead, numeric, record
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import NO_TIME, Gate, not_run
 from cuda_agent.judge.gates import GATES, QUICK
+from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.options import JudgeOptions
 from cuda_agent.model import Build, Candidate, EvidenceLevel, GateResult, NumericClass, Verdict, VerdictStatus, Workload
 
@@ -81,9 +82,15 @@ def quick(
 
 def edit_policy(
     device: Device, build: Build, workload: Workload, original: str, candidate: Candidate, options: JudgeOptions
-) -> GateResult:
-    """G0 alone, which reads texts and compiles nothing: for text that may not be compiled before it passed."""
-    return _check(GATES[0], _case(device, build, workload, original, candidate, options, None, None))
+) -> tuple[Candidate, GateResult]:
+    """G0 alone, which reads texts and compiles nothing: for text from a model, which may not be compiled before it
+    passed. The candidate comes back launched as its text says."""
+    case = _case(device, build, workload, original, candidate, options, None, None)
+    result = _check(GATES[0], case)
+    if result.status == "pass" or (said := launches_said(case)) == candidate.launch:
+        return candidate, result
+    candidate = replace(candidate, launch=said)
+    return candidate, _check(GATES[0], _case(device, build, workload, original, candidate, options, None, None))
 
 
 def _case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from scripted_model import Scripted, both, call
 from unit.agent.test_loop import GOOD, ORIGINAL, WRONG, Bench, bench, device, pytestmark
 
 __all__ = ["bench", "device", "pytestmark"]
+
+
+@pytest.fixture
+def softmax(tmp_path: Path) -> Path:
+    return Path(shutil.copy(Path(__file__).parents[2] / "corpus" / "softmax_rows.cu", tmp_path))
 
 
 def kernel(text: str) -> Reply:
@@ -134,6 +140,15 @@ def test_rules_are_tools(bench: Bench) -> None:
     origins = [step.candidate.origin for step in outcome.steps]
     assert origins == ["model:scripted+restrict"]
     assert "restrict was applied" in last(model, 1)
+
+
+def test_a_launch_that_is_edited_in_the_text(softmax: Path) -> None:
+    """As a person would write it: the shapes are read from the launch's words."""
+    edit = call("edit", old="(rows + block.x - 1) / block.x", new="(rows + 63) / 64", why="smaller blocks")
+    model = Scripted(call("edit", old="dim3 block(256);", new="dim3 block(64);"), edit, call("verify"), call("submit"))
+    found = loop.optimize(loop.Request(softmax, device="emulator", args=("40", "33", "1")), policy=ModelPolicy(model))
+    assert found.steps[0].score is not None, found.steps[0].note
+    assert found.steps[0].candidate.launch.block[0] == "64"
 
 
 def test_prose_ends_the_search(bench: Bench) -> None:
