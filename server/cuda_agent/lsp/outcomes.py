@@ -14,10 +14,8 @@ from cuda_agent.engine.messages import JobDone
 from cuda_agent.lsp import diagnostics, render
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.lsp.jobs import Job
-from cuda_agent.lsp.proposals import source_hash
+from cuda_agent.lsp.proposals import judged_hash
 from cuda_agent.model import Candidate, Proposal, Verdict
-from cuda_agent.source import symbols
-from cuda_agent.source.documents import Document
 
 if TYPE_CHECKING:
     from cuda_agent.lsp.server import CudaAgentServer
@@ -59,7 +57,6 @@ def _proposal(job: Job, event: JobDone) -> Proposal | None:
         verdict = replace(verdict, status="undecided")
     elif job.kind == "optimize" and verdict.status != "verified":
         return None
-    module = symbols.module(Document(job.document.path, candidate.original))  # with what is joined with the file
-    hash = source_hash(module, module.kernel(job.kernel))
+    hash = judged_hash(job.document.path, candidate)
     id = uuid.uuid4().hex[:12]
     return Proposal(id, job.uri, job.kernel, hash, candidate, verdict, str(outcome.get("diff", "")))

@@ -20,7 +20,7 @@ from cuda_agent import paths
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.errors import SourceError
 from cuda_agent.lsp.documents import OpenFile
-from cuda_agent.model import Edit, Kernel, Proposal
+from cuda_agent.model import Candidate, Edit, Kernel, Proposal
 from cuda_agent.source import documents, edits, joined, symbols
 from cuda_agent.source.documents import Document
 
@@ -36,6 +36,12 @@ def source_hash(module: symbols.Module, kernel: Kernel) -> str:
     for site in module.launches_of(kernel):
         digest.update(b"\0" + module.document.data[site.span.start : site.span.end])
     return digest.hexdigest()
+
+
+def judged_hash(path: str, candidate: Candidate) -> str:
+    """`source_hash` of the text that the candidate was judged against, with the files that are joined with it."""
+    module = symbols.module(Document(path, candidate.original))
+    return source_hash(module, module.kernel(candidate.kernel))
 
 
 class Beside(NamedTuple):

@@ -18,7 +18,7 @@ from cuda_agent.inputs import RUN_TIMEOUT_S, read_source
 from cuda_agent.judge.evidence import to_json as evidence_json
 from cuda_agent.lsp import render
 from cuda_agent.lsp.documents import OpenFile
-from cuda_agent.lsp.proposals import Proposals, source_hash
+from cuda_agent.lsp.proposals import Proposals, judged_hash
 from cuda_agent.lsp.trust import Trust
 from cuda_agent.mcp import editor, results, roots
 from cuda_agent.mcp.jobs import Jobs, Say
@@ -178,8 +178,7 @@ class Calls:
         if result["status"] != "verified":
             return result | {"proposed": "not proposed: only what is verified is"}
         candidate, verdict = from_json(Candidate, answer["candidate"]), from_json(Verdict, answer["verdict"])
-        module = source.file.module
-        hash = source_hash(module, module.kernel(candidate.kernel))
+        hash = judged_hash(str(source.path), candidate)
         id, diff = uuid.uuid4().hex[:12], str(answer["diff"])
         proposal = Proposal(id, source.uri, candidate.kernel, hash, candidate, verdict, diff)
         if source.open is None:

@@ -93,6 +93,8 @@ def counting_loop(context: Context, node: Node) -> StridedLoop | None:
     condition = strip_parens(counted.condition) if counted.condition is not None else None
     if initial is None or update is None or body is None or condition is None:
         return None
+    if update.type not in ("update_expression", "assignment_expression"):
+        return None  # it changes something else, too
     name = counted.variable.name
     sides = [strip_parens(syntax.field(condition, f)) for f in ("left", "right")]
     bound = next((s for s in sides if not syntax.uses(s, name)), None)

@@ -22,6 +22,7 @@ from cuda_agent.rewrite.rules.inline import Inline
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.load_early import LoadEarly
 from cuda_agent.rewrite.rules.pad import Pad
+from cuda_agent.rewrite.rules.prefetch import Prefetch
 from cuda_agent.rewrite.rules.private_table import PrivateTable
 from cuda_agent.rewrite.rules.promote import Promote
 from cuda_agent.rewrite.rules.restrict import Restrict
@@ -76,6 +77,7 @@ RULES: tuple[Rule, ...] = (
     FloatLiterals(),
     Coarsen(),
     CoarsenRows(),
+    Prefetch(),
     StreamHints(),
     Barrier(),
     LaunchBounds(),
