@@ -100,13 +100,18 @@ def only_starts(context: Context) -> bool:
     for write in syntax.writes(context.body):
         fixed = write.op == "init" and write.value is not None and not inside(write.node)
         if fixed and write.value is not None and syntax.identifiers(write.value) & names:
-            names.add(text(write.target))
-    holders = [w.node for w in syntax.writes(context.body) if w.op == "init" and text(w.target) in names]
+            names.add(_declared(write.target))
+    holders = [w.node for w in syntax.writes(context.body) if w.op == "init" and _declared(w.target) in names]
     return all(
         inside(n) or any(syntax.span(h).holds(syntax.span(n)) for h in holders)
         for n in syntax.of_type(context.body, "identifier")
         if text(n) in names
     )
+
+
+def _declared(target: Node) -> str:
+    """The name that a declarator declares, a pointer's too."""
+    return next((text(n) for n in syntax.of_type(target, "identifier")), "")
 
 
 def loop_macro(context: Context, node: Node) -> bool:
