@@ -47,8 +47,8 @@ def has_pragma(context: Context, loop: Node) -> bool:
 
 
 def strided_loop(names: Names, node: Node, *, entered: bool = False) -> StridedLoop | None:
-    """The loop when it has that form, else None. `entered`: also `for (; v < bound; v += step)`, whose start is the
-    variable itself then."""
+    """The loop when it has that form, else None. `entered`: also `for (; v < bound; v += step)` if nothing else moves
+    the variable, which is its own start then."""
     if node.type != "for_statement":
         return None
     init, condition, update, body = (
@@ -68,6 +68,9 @@ def strided_loop(names: Names, node: Node, *, entered: bool = False) -> StridedL
     written = {w.name for w in syntax.writes(body)}
     if variable in written or written & syntax.identifiers(bound) or written & _words(step):
         return None
+    others = (w for w in names.context.written.get(variable, ()) if w.op != "init")
+    if init is None and any(not syntax.span(update).holds(syntax.span(w.node)) for w in others):
+        return None  # the rest that another loop leaves
     declares = init is not None and init.type == "declaration"
     return StridedLoop(node, variable, kind, declares, start, bound, step, update, body)
 

@@ -51,7 +51,7 @@ from cuda_agent.rewrite.analysis.arithmetic import Types
 from cuda_agent.rewrite.analysis.elements import element_size
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
-from cuda_agent.rewrite.rules.grid_size import BLOCKS_PER_SM, loop_macro, strides_by_grid
+from cuda_agent.rewrite.rules.grid_size import BLOCKS_PER_SM, loop_macro, only_starts, strides_by_grid
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import LOOPS, ancestors, arguments, callee
 
@@ -270,7 +270,7 @@ def _divisors(context: Context, table: _Table) -> Iterator[int]:
     blocks are few already, or a table takes few turns."""
     threads, blocks_ = min(s.threads for s in context.shapes), min(s.blocks for s in context.shapes)
     sms = context.device.sms if context.device else 132
-    if strides_by_grid(context):
+    if strides_by_grid(context) and only_starts(context, "x"):
         fewest = min(s.grid[0] for s in context.shapes)
         fitting = [k for k in (2**i for i in range(1, 13)) if blocks_ // k >= BLOCKS_PER_SM * sms and fewest // k >= 1]
         if fitting:

@@ -5,9 +5,9 @@ barriers); where a launch has fewer blocks than the machine can hold, more fill 
 
 Before: `k<<<dim3(rows / 32, cols / 32), 256>>>(…)` · After: `k<<<dim3((rows / 32 + 3) / 4, cols / 32), 256>>>(…)`
 
-Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index (proved); for more
-blocks, when blockIdx.x says nothing but where loops start (proved). With float atomics the order of a sum changes:
-class "reassociated"; else bit-exact.
+Legal when gridDim.x appears only in the stride of a loop that starts at the thread's own index, and blockIdx.x says
+nothing but where loops start (proved). With float atomics the order of a sum changes: class "reassociated"; else
+bit-exact.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GridSize(Rule):
     number = 1
 
     def sites(self, context: Context) -> Iterator[Site]:
-        if not strides_by_grid(context) or not context.shapes:
+        if not context.shapes or not strides_by_grid(context) or not only_starts(context, "x"):
             return
         blocks = min(s.grid[0] for s in context.shapes)
         per_launch = min(s.blocks for s in context.shapes)
@@ -42,7 +42,7 @@ class GridSize(Rule):
         fitting = [k for k in _DIVISORS if blocks // k >= 1 and per_launch // k >= sms]
         for k in sorted(fitting, key=lambda k: abs(math.log(per_launch / k / (BLOCKS_PER_SM * sms))))[:_TRIED]:
             yield Site(self.name, context.kernel.name_span, {"divide": k})
-        if per_launch < BLOCKS_PER_SM * sms and only_starts(context):
+        if per_launch < BLOCKS_PER_SM * sms:
             for k in (2, 4, 8, 16):
                 if per_launch * k <= 2 * BLOCKS_PER_SM * sms:
                     yield Site(self.name, context.kernel.name_span, {"multiply": k})
@@ -87,26 +87,38 @@ def strides_by_grid(context: Context) -> bool:
     return all(_in_update(n) or _is_declared(n) for n in syntax.of_type(context.body, "identifier") if text(n) in names)
 
 
-def only_starts(context: Context) -> bool:
-    """blockIdx.x only says where loops start (directly, or through a variable used for nothing else): a block too many
-    finds nothing to do."""
+def only_starts(context: Context, axes: str = "xyz") -> bool:
+    """blockIdx, of these axes, only says where loops start (directly, or through a variable used for nothing else): a
+    block too many finds nothing to do, and what fewer blocks leave the others take."""
     loops = syntax.of_type(context.body, "for_statement")
     starts = [syntax.span(n) for loop in loops if (n := loop.child_by_field_name("initializer")) is not None]
+    names: set[str] = set()
 
     def inside(node: Node) -> bool:
         return any(s.holds(syntax.span(node)) for s in starts)
 
-    names = {"blockIdx"}
+    def told(n: Node) -> bool:
+        """Which block it is, or a variable of that."""
+        above = n.parent
+        if text(n) == "blockIdx":
+            return above is None or above.type != "field_expression" or text(syntax.field(above, "field")) in axes
+        return text(n) in names
+
     for write in syntax.writes(context.body):
         fixed = write.op == "init" and write.value is not None and not inside(write.node)
-        if fixed and write.value is not None and syntax.identifiers(write.value) & names:
-            names.add(text(write.target))
-    holders = [w.node for w in syntax.writes(context.body) if w.op == "init" and text(w.target) in names]
+        if fixed and write.value is not None and any(told(n) for n in syntax.of_type(write.value, "identifier")):
+            names.add(_declared(write.target))
+    holders = [w.node for w in syntax.writes(context.body) if w.op == "init" and _declared(w.target) in names]
     return all(
         inside(n) or any(syntax.span(h).holds(syntax.span(n)) for h in holders)
         for n in syntax.of_type(context.body, "identifier")
-        if text(n) in names
+        if told(n)
     )
+
+
+def _declared(target: Node) -> str:
+    """The name that a declarator declares, a pointer's too."""
+    return next((text(n) for n in syntax.of_type(target, "identifier")), "")
 
 
 def loop_macro(context: Context, node: Node) -> bool:

@@ -71,7 +71,9 @@ class VectorLoop(Rule):
                 raise why
             if plans:
                 span = Span(plans[0].loop.node.start_byte, plans[-1].loop.node.end_byte)
-                yield Site(self.name, span, {"bytes": nbytes}, {"plans": plans})
+                inside = {s.name for s in context.kernel.shared}
+                minor = all(set(p.roots) <= inside for p in plans)  # no memory is moved, as where a table is cleared
+                yield Site(self.name, span, {"bytes": nbytes}, {"plans": plans}, minor=minor)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         plans: list[Plan] = site.nodes["plans"]
