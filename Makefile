@@ -33,7 +33,7 @@ test: all
 	@touch $@
 
 test-models: .venv-models/.done
-	@.venv-models/bin/python -m pytest -q tests/models $(ARGS)
+	@.venv-models/bin/python -m pytest -q --timeout 900 tests/models $(ARGS)
 
 lint: all
 	@$(BIN)/ruff check server tests

@@ -72,7 +72,7 @@ def test_what_the_layers_kept_changes_nothing(small: Transformers) -> None:
     assert small._cache is not None
     assert small.reply(CAPITAL, [], FREE) == fresh
     small.reply(STORY, [], Limits(force=False, tokens=3))
-    longer = [*CAPITAL, Message("assistant", fresh.text), *STORY]
+    longer = [*CAPITAL, Message("assistant", fresh.text), Message("user", "and " * 300 + "what is two plus two?")]
     kept = small.reply(longer, [], FREE)
     small._cache = None
     assert small.reply(longer, [], FREE) == kept
