@@ -179,3 +179,16 @@ def test_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("CUDA_AGENT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert paths.cache_dir() == tmp_path / "x" / "cuda-agent"
+
+
+def test_apart_nothing_is_known_and_nothing_stays() -> None:
+    usual = cache.default()
+    key = usual.key("apart", "x")
+    usual.set(key, 1)
+    with cache.apart() as own:
+        assert cache.default() is own
+        assert cache.default().get(key) is None
+        cache.default().set(key, 2)
+    assert cache.default() is usual
+    assert usual.get(key) == 1
+    assert not own.folder.exists()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cuda_agent import records
+from cuda_agent import cache, records
 from cuda_agent.agent import loop, recorded
+from cuda_agent.agent.memory import Memory
 from cuda_agent.errors import Cancelled, NoInputs, SourceError, UsageError
 from cuda_agent.model import Candidate
 from cuda_agent.replay import Replay, ReplayRequest, Row, _same_in_full, holds, replay
@@ -28,12 +30,27 @@ ROUNDS: Sequence[Candidate] = (
 )
 
 
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The record of a search with an accepted, a wrong, a twin and a broken candidate."""
+    folder = tmp_path_factory.mktemp("recorded")
+    path, kept = folder / "record.jsonl", cache.Cache(folder / "memory")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Memory", partial(Memory, store=lambda: kept))
+        outcome = Bench(folder).run(Script(ROUNDS[:2], ROUNDS[2:]), trajectory=path, recorded=False)
+    kept.close()
+    assert outcome.status == "verified"
+    return path.read_bytes()
+
+
 @pytest.fixture
-def record(bench: Bench) -> Path:
-    """A search with an accepted, a wrong, a twin and a broken candidate, and its inputs beside the file."""
+def record(bench: Bench, lines: bytes) -> Path:
+    """It and its inputs beside the file."""
     bundle.save(bench.path.parent / ".cuda-agent" / "captures" / "axpy", bench.workload)
-    assert bench.run(Script(ROUNDS[:2], ROUNDS[2:])).status == "verified"
-    return recorded.find(["last"])[0]
+    path = recorded.new("axpy")
+    assert path is not None
+    path.write_bytes(lines)
+    return path
 
 
 def again(bench: Bench, record: Path, **more: Any) -> Replay:
@@ -75,7 +92,7 @@ def test_nothing_from_memory_is_used(bench: Bench, record: Path) -> None:
 
 def test_it_does_not_answer_a_later_search(bench: Bench, record: Path) -> None:
     again(bench, record)
-    bench.run(Script([made(70, "z")]))
+    bench.run(Script(ROUNDS[:2], ROUNDS[2:]))
     assert not any("searched before" in event.get("message", "") for event in bench.events)
 
 

@@ -6,8 +6,10 @@ A line that is cut off, or that nobody here wrote, is left out, and a sentence s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import secrets
 import time
@@ -37,7 +39,7 @@ def new(kernel: str) -> Path | None:
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         _make_room(where)
-        path = where / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(3)}.jsonl"
+        path = where / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{secrets.token_hex(3)}.jsonl"
         path.touch(mode=0o600)
     except OSError as error:
         log.warning("no trajectory is kept: %s", error)
@@ -48,11 +50,19 @@ def new(kernel: str) -> Path | None:
 def _make_room(where: Path) -> None:
     """The oldest searches are forgotten."""
     left = (config.current().cache_size_mb << 20) // SHARE
-    rows = sorted(((path.stat().st_mtime, path.stat().st_size, path) for path in where.glob("*.jsonl")), reverse=True)
-    for _, size, path in rows:
-        left -= size
+    for path, stat in reversed(_aged(where)):
+        left -= stat.st_size
         if left < 0:
             path.unlink(missing_ok=True)
+
+
+def _aged(where: Path) -> list[tuple[Path, os.stat_result]]:
+    """The records, those written to last at the end."""
+    found = []
+    for path in where.glob("*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):  # another process has just forgotten it
+            found.append((path, path.stat()))
+    return sorted(found, key=lambda pair: (pair[1].st_mtime_ns, pair[0]))
 
 
 # ---------------------------------------------------------------- reading
@@ -129,7 +139,7 @@ def _line(data: bytes) -> tuple[Json | None, str]:
 def find(words: Sequence[str]) -> list[Path]:
     """Files by id, a part of an id, a path, or `last`; without words all of them, oldest first. Raises UsageError for
     a word that means none or several."""
-    kept = sorted(folder().glob("*.jsonl"))
+    kept = [path for path, _ in _aged(folder())]
     return [_find(word, kept) for word in words] if words else kept
 
 
