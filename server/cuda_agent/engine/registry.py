@@ -69,7 +69,7 @@ class Registry:
         id = params.job or uuid.uuid4().hex[:12]
         if id in self.jobs:
             raise UsageError(f"there is a job {id} already")
-        job = Job(id, kind, params, JobProcess(lambda method, notice: self._notice(id, method, notice)))
+        job = Job(id, kind, params, JobProcess(lambda method, notice: self._notice(id, method, notice), asks=True))
         self.jobs[id] = job
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run_all())

@@ -15,6 +15,7 @@ from cuda_agent import errors, keys
 from cuda_agent.engine import processes, wire
 
 OnNotice = Callable[[str, Mapping[str, Any]], None]
+NO_EDITOR = {"error": {"kind": "noProvider", "message": "no editor is on the other side"}}
 
 KILL_DEADLINE_S = 0.4
 STDERR_LINES = 20
@@ -73,10 +74,11 @@ async def sweep_orphans() -> None:
 
 
 class JobProcess:
-    """One `python -m cuda_agent.engine.job`. Runs one request at a time; `tasks` is the module that does the work."""
+    """One `python -m cuda_agent.engine.job`. Runs one request at a time; `tasks` is the module that does the work.
+    `asks`: `on_notice` takes the job's questions to the editor's language model; else each is answered with no."""
 
-    def __init__(self, on_notice: OnNotice, tasks: str = "cuda_agent.engine.tasks") -> None:
-        self.on_notice, self.tasks = on_notice, tasks
+    def __init__(self, on_notice: OnNotice, tasks: str = "cuda_agent.engine.tasks", asks: bool = False) -> None:
+        self.on_notice, self.tasks, self._asks = on_notice, tasks, asks
         self._process: asyncio.subprocess.Process | None = None
         self._answer: asyncio.Future[Any] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -171,7 +173,9 @@ class JobProcess:
             self._answer.set_exception(JobProcessDied(f"{text}\n{last}" if last else text))
 
     def _take(self, message: wire.Message) -> None:
-        if "method" in message:
+        if message.get("method") == "ask" and not self._asks:
+            self.answer(int(message["params"]["ask"]), NO_EDITOR)
+        elif "method" in message:
             self.on_notice(str(message["method"]), message.get("params") or {})
         elif self._answer is not None and not self._answer.done() and message.get("id") == self._next_id:
             if "error" in message:

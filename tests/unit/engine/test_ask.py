@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cuda_agent.agent.models import Limits
 from cuda_agent.engine import wire
 from cuda_agent.engine.job import Report
+from cuda_agent.engine.runner import NO_EDITOR, JobProcess
 from cuda_agent.errors import Cancelled, ModelError
 from patience import patience
 
@@ -84,3 +87,32 @@ def test_a_cancel_is_heard_at_once(who: str) -> None:
         engine.report.ask({}, Limits(cancelled=off.is_set))
     assert time.monotonic() - began < patience(0.5)
     assert engine.methods() == ["ask", "stop"]
+
+
+ASKS = """
+from cuda_agent.agent.models import Limits
+
+def run(kind, params, report):
+    return report.ask({"q": params["q"]}, Limits(seconds=20))
+"""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_real_job_asks_and_where_no_editor_is_the_answer_is_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    heard: Said = []
+
+    def take(method: str, notice: Mapping[str, Any]) -> None:
+        heard.append((method, notice))
+        job.answer(notice["ask"], {"text": notice["request"]["q"] + "!"})
+
+    job = JobProcess(take, "asking", asks=asks)
+    try:
+        answer = await job.run("any", {"q": "🚀"}, str(tmp_path))
+    finally:
+        await job.kill()
+    assert answer == ({"text": "🚀!"} if asks else NO_EDITOR)
+    assert heard == ([("ask", {"ask": 1, "request": {"q": "🚀"}})] if asks else [])
