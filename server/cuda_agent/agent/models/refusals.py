@@ -20,7 +20,7 @@ CONTEXT = re.compile(
 SPENT = re.compile(r"insufficient_quota|exceeded your current quota|billing", re.IGNORECASE)  # a 429 that will not pass
 TAG = re.compile(r"<[^<>]{0,200}>")
 ADVICE = {
-    401: "set the environment variable CUDA_AGENT_API_KEY to a key of this server",
+    401: "set the environment variable CUDA_AGENT_API_KEY to a key of this server, or in VS Code run Set the API Key",
     402: "the account behind the key has nothing left to spend",
     403: "the key may not use this model here: choose another model or another key",
     404: "check the model's name (`ollama list`, `curl URL/models`) and the URL, which usually ends in /v1",
