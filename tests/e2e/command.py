@@ -43,7 +43,7 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 
 def run(argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float = 120) -> Done:
     done = subprocess.run(
-        [*ARGV, *argv], cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=timeout, check=False
+        [*ARGV, *argv], cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=patience(timeout), check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

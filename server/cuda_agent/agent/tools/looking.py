@@ -53,12 +53,18 @@ def read(desk: Desk, given: Mapping[str, Any]) -> str:
         return kernel(desk)
     data, module = context.module.document.data, context.module
     for directive in module.tree.lexed.directives:
+        if (
+            directive.span.start >= module.own_end
+        ):  # of a file that launches a header's kernel only the launches are shown
+            break
         text = data[directive.span.start : directive.span.end].decode("utf-8", "replace")
         if re.match(rf"#\s*define\s+{re.escape(name)}\b", text):
             return text
     kinds = ("function_definition", "template_declaration", "struct_specifier", "class_specifier", "enum_specifier",
              "union_specifier", "type_definition", "alias_declaration", "declaration")  # fmt: skip
     for node in walk(module.root, kinds, into=("compound_statement",)):
+        if node.start_byte >= module.own_end:
+            break
         head = module.text(node).partition("{")[0]
         if re.search(rf"\b{re.escape(name)}\b", head) and not _calls_only(head, name):
             return module.text(node)
