@@ -58,6 +58,37 @@ __global__ void axpy(T *y, const T *x, const unsigned char *mask, T a, int n)
         y[i] = mask[i] ? a * x[i] + y[i] : x[i];
 }
 
+__device__ void fade_row(float *p, int n)
+{
+    float last = 0.0f;
+    for (int i = 0; i < n; i++) {
+        *p = last = 0.5f * (last + *p);
+        p++;
+    }
+}
+
+__global__ void fade(float *x, int rows, int cols)
+{
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows)
+        fade_row(x + row * cols, cols);
+}
+
+__global__ void turns(float *out, const float *in, int n)
+{
+    __shared__ float tile[32];
+    float sum = 0.0f;
+    for (int i = 0; i < n; i += 32) {
+        if (i + threadIdx.x < n)
+            tile[threadIdx.x] = in[i + threadIdx.x];
+        __syncthreads();
+        if (i + (threadIdx.x ^ 1) < n)
+            sum += tile[threadIdx.x ^ 1];
+        __syncthreads();
+    }
+    out[blockIdx.x * 32 + threadIdx.x] = sum;
+}
+
 int main()
 {
     const int most = 4096;
@@ -89,6 +120,8 @@ int main()
         gate<<<(all + 31) / 32, 32>>>(out, in, half, inner, n);
         const int height = 29 + odd;
         shade<<<dim3((cols + 3) / 4, (height + 1) / 2), dim3(4, 2)>>>(out, in, cols, height);
+        fade<<<2, 32>>>(out, 40, 70 + odd);
+        turns<<<2, 32>>>(out, in, cols * 3);
         axpy<double><<<(cols + 31) / 32, 32>>>(y, x, mask, 1.5, cols);
     }
     cudaMemcpy(h, out, most * sizeof(float), cudaMemcpyDeviceToHost);

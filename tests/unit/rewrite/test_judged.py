@@ -43,6 +43,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("gate", ["vector-inner(width=4)", "stream-hints(what=stores)"]),
         ("shade", ["coarsen-rows(axis=y, rows=2)"]),
         ("axpy", ["vectorize(width=2)"]),
+        ("fade", ["inline(function=fade_row)", "batch-walk(elements=16)"]),
+        ("fade", ["inline(function=fade_row)", "stage-walk(columns=32)"]),
+        ("turns", ["prefetch"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )

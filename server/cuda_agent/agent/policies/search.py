@@ -25,8 +25,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from cuda_agent.agent.policies import WORTH, State, Step
+from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Candidate
 from cuda_agent.rewrite import RULES, Move, Recipe, moves, replay
 from cuda_agent.rewrite.rule import Context
@@ -185,7 +187,8 @@ def _chains(context: Context) -> Iterator[tuple[Recipe, Candidate]]:
     for move, made in found:
         yield (move,), made
         if _opening(move):
-            yield from (((move, one), last) for one, last in moves(context.behind(made), able))
+            with suppress(RuleRefused):  # the text behind it is not understood whole
+                yield from (((move, one), last) for one, last in moves(context.behind(made), able))
 
 
 def _opening(move: Move) -> bool:

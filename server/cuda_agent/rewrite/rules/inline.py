@@ -231,6 +231,7 @@ def _parameters(context: Context, call: Call, inside: Node) -> tuple[dict[str, s
         same = (
             variable is not None
             and not variable.is_array
+            and not variable.escapes  # the body may change it through its address
             and variable.type.removeprefix("const ").strip() == p.element
             and variable.pointer == p.pointer
         )
