@@ -72,8 +72,14 @@ def test_what_the_layers_kept_changes_nothing(small: Transformers) -> None:
     assert small._cache is not None
     assert small.reply(CAPITAL, [], FREE) == fresh
     small.reply(STORY, [], Limits(force=False, tokens=3))
-    longer = [*CAPITAL, Message("assistant", fresh.text), Message("user", "and " * 300 + "what is two plus two?")]
+    longer = [
+        *CAPITAL,
+        Message("assistant", fresh.text),
+        Message("user", "The river is long and wide. " * 40 + "Go on."),
+    ]
     kept = small.reply(longer, [], FREE)
+    assert kept.usage.prompt > 256, "more than one piece"
+    assert kept.usage.completion > 5
     small._cache = None
     assert small.reply(longer, [], FREE) == kept
 
