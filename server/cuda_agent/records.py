@@ -198,7 +198,7 @@ def show_comparison(found: Comparison) -> None:
     for policy in found.policies:
         kernels.add_column(policy, justify="right")
     for file, kernel in dict.fromkeys((one.file, one.kernel) for one in found.searches):
-        of = {one.policy: gain(one) for one in found.of(file, kernel)}
+        of = {one.policy: gain(one, found.timed) for one in found.of(file, kernel)}
         name = Text.assemble((kernel, "bold"), (f" {file}", "dim"))
         kernels.add_row(name, *(Text(of.get(policy, "not finished")) for policy in found.policies))
     console.print(kernels)
