@@ -54,7 +54,8 @@ def _kind(comparison: Comparison, policy: str) -> str:
 
 def heads(comparison: Comparison) -> tuple[str, ...]:
     better = "verified faster" if comparison.timed else "fewer predicted sectors"
-    return ("policy", better, "geometric mean", "candidates", "tokens", "seconds")
+    what = "geometric mean" if comparison.timed else "geometric mean, sectors"
+    return ("policy", better, what, "candidates", "tokens", "seconds")
 
 
 def cells(total: Total) -> tuple[str, ...]:
@@ -164,15 +165,17 @@ def _cell(comparison: Comparison, one: Search | None, best: float) -> Markup:
     why = one.origin.removeprefix("rule:") if one.faster else one.message
     return tag(
         "td",
-        tag("span", gain(one), class_="best" if one.gain == best > 1 else None),
+        tag("span", gain(one, comparison.timed), class_="best" if one.gain == best > 1 else None),
         tag("div", spent),
         tag("div", tag("code", why) if one.faster else why),
     )
 
 
-def gain(one: Search) -> str:
+def gain(one: Search, timed: bool) -> str:
     if not one.faster:
         return "—" if one.status in ("nothing", "verified", "rejected") else one.status
+    if not timed:
+        return f"{one.gain:.2f}× fewer sectors"
     interval = f" [{one.interval[0]:.2f}, {one.interval[1]:.2f}]" if one.interval else ""
     return f"{one.gain:.2f}×{interval}"
 

@@ -82,9 +82,9 @@ def show(found: Sequence[Recorded]) -> None:
 def _lines(found: Recorded) -> Iterator[Text]:
     start, end = found.start, found.end
     yield Text(f"{start['kernel']} in {start['file']} · {start['policy']} on {start['device']}", style="bold")
-    budget = start["budget"]
+    budget, count = start["budget"], f"{start['launches']} launch{'' if start['launches'] == 1 else 'es'}"
     yield Text(
-        f"{found.id} · {start['date']} · {start['inputs']} inputs, {start['launches']} launch(es) · budget "
+        f"{found.id} · {start['date']} · {start['inputs']} inputs, {count} · budget "
         f"{budget.get('seconds')} s, {budget.get('candidates')} candidates",
         style="dim",
     )
@@ -112,17 +112,26 @@ def _nothing(line: Json) -> Iterator[Text]:
 
 def _message(line: Json) -> Iterator[Text]:
     who = {"assistant": "model", "tool": f"  {line.get('tool') or 'tool'}"}.get(line["role"], line["role"])
-    tokens = f" ({line['usage'][1]} tokens)" if line.get("usage") and len(line["usage"]) > 1 else ""
+    tokens = f" ({line['usage'][1]} tokens)" if line.get("usage") else ""
+    example = " (in the example)" if line["role"] == "assistant" and not tokens else ""
     yield Text("")
-    yield Text(f"{who}{tokens}", style="cyan")
+    yield Text(f"{who}{tokens}{example}", style="cyan")
     for text in str(line.get("text") or "").splitlines():
-        yield Text(f"  {text}")
+        yield Text(f"  {_clipped(text)}")
     for call in line.get("calls") or ():
         yield Text(f"  → {call['name']}", style="bold")
         for name, value in dict(call.get("arguments") or {}).items():
             first, *others = (value if isinstance(value, str) else json.dumps(value)).splitlines() or [""]
-            yield Text(f"    {name}: {first}")
+            yield Text(f"    {name}: {_clipped(first)}")
             yield from (Text(f"      {other}") for other in others)
+
+
+def _clipped(text: str) -> str:
+    """A runaway reply is one line of megabytes."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… {len(text) - _LONGEST:,} more characters"
+
+
+_LONGEST = 1000
 
 
 def _candidate(line: Json) -> Iterator[Text]:
@@ -198,7 +207,7 @@ def show_comparison(found: Comparison) -> None:
     for policy in found.policies:
         kernels.add_column(policy, justify="right")
     for file, kernel in dict.fromkeys((one.file, one.kernel) for one in found.searches):
-        of = {one.policy: gain(one) for one in found.of(file, kernel)}
+        of = {one.policy: gain(one, found.timed) for one in found.of(file, kernel)}
         name = Text.assemble((kernel, "bold"), (f" {file}", "dim"))
         kernels.add_row(name, *(Text(of.get(policy, "not finished")) for policy in found.policies))
     console.print(kernels)

@@ -188,6 +188,7 @@ def test_the_terminal_and_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "1 of 1 (100%)" in told
     assert "nothing is timed" in told
+    assert "4.00× fewer sectors" in told
     data = json.loads(json.dumps(COMPARISON.to_json()))
     assert data["gain"].endswith("nothing is timed")
     assert [(row["policy"], row["share"], row["mean"], row["tokens"]) for row in data["policies"]] == [

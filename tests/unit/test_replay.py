@@ -236,3 +236,24 @@ def test_a_damaged_record_is_said_to_be(
     copy = changed(record, lambda line: line.update(change) if line["step"] == step else None)
     with pytest.raises(UsageError, match=words):
         again(bench, copy)
+
+
+def test_a_conversation_to_be_read(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = {"name": "edit", "arguments": {"old": "a\nb", "new": "c"}}
+    said = [
+        {"role": "user", "text": "Make it faster."},
+        {"role": "assistant", "text": "An example."},
+        {"role": "assistant", "text": "x" * 10_000, "calls": [call], "usage": [5, 7]},
+        {"role": "tool", "text": "done", "tool": "edit"},
+    ]
+    lines = record.read_text().splitlines()
+    lines[2:2] = [json.dumps({"step": "message", "time": 1.0, **one}) for one in said]
+    record.write_text("\n".join(lines) + "\n")
+    records.show(records.searches(["last"]))
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    at = shown.index("user")
+    assert shown[at + 1] == "  Make it faster."
+    assert shown[at + 3] == "model (in the example)"
+    assert shown[at + 6 : at + 8] == ["model (7 tokens)", f"  {'x' * 1000}… 9,000 more characters"]
+    assert shown[at + 8 : at + 12] == ["  → edit", "    old: a", "      b", "    new: c"]
+    assert "  edit" in shown[at + 12 :]
