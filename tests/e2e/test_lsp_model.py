@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lsprotocol import types
 from conftest import Starter
 from cuda_agent import keys
 from patience import patience
-from scripted_model_server import ScriptedModel, call
+from scripted_model_server import ScriptedModel, call, flood, raw, refused, say
 
 WHERE = "softmax_rows"
 SETTINGS = {"model": "editor:fast", "policy": "model"}
@@ -247,3 +248,26 @@ async def test_a_neovim_user_picks_a_model_with_one_setting(started: Starter, wo
         assert {request.headers["authorization"] for request in model.requests} == {"Bearer ours-5b1f"}
     assert not any("ours-5b1f" in message.message for message in editor.client.messages)
     assert not any("ours-5b1f" in message.message for message in editor.client.log_messages)
+
+
+async def test_a_hostile_server_keeps_nobody_waiting(started: Starter, workspace: Path) -> None:
+    """Ten megabytes, silence, broken streams and wrong tools: the editor is answered as ever, and the end is said."""
+    silence = call("verify").but(delay=3.0)
+    script = [flood(10_000_000), refused(500), call("shell", command="ls"), raw("data: {]\n\n", "text/event-stream")]
+    with ScriptedModel([*script, silence], then=say("I refuse.")) as model:
+        editor = await started(vscode(), settings={"model": model.spec, "policy": "model"})
+        uri = editor.open(workspace / "softmax_rows.cu")
+        position = editor.at(uri, WHERE + "(const")
+        await editor.hover(uri, position)
+        await editor.press(uri, "Optimise")
+        waits: list[float] = []
+
+        async def ended() -> bool:
+            began = time.monotonic()
+            assert "**kernel**" in await editor.hover(uri, position)
+            waits.append(time.monotonic() - began)
+            return not model.script
+
+        await editor.until("the whole script", ended, 120)
+        assert statistics.median(waits) < patience(0.05)
+        await editor.until_said("nothing better found", 60)

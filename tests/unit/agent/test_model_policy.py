@@ -270,6 +270,12 @@ def test_mixed_begins_with_the_rules_and_goes_on_from_their_best(bench: Bench) -
     assert "Tried so far:" in model.seen[0][-1].text
 
 
+def test_mixed_leaves_the_model_its_half(bench: Bench) -> None:
+    model = Scripted(kernel(GOOD), call("verify"), call("submit"))
+    outcome = bench.run(Mixed(ModelPolicy(model, from_best=True)), max_candidates=4)  # type: ignore[arg-type]
+    assert [step.candidate.origin.partition(":")[0] for step in outcome.steps] == ["rule", "rule", "model"]
+
+
 def test_mixed_beats_the_rules_where_they_find_nothing(bench: Bench) -> None:
     """No rule sees that the 33 is needless."""
     rules = bench.run(None)  # type: ignore[arg-type]

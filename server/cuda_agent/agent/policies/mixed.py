@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cuda_agent.agent.policies import Policy, State
@@ -12,6 +13,7 @@ from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 
 SHARE = 0.5  # of the time and of the candidates, for the rules
+ROUND = 16  # candidates between two looks at the clock
 
 
 class Mixed:
@@ -25,10 +27,11 @@ class Mixed:
             self._now = Search(rule_order(state.limit))
         if self._now is not self._model:
             budget = state.budget
-            spent = max(budget.spent / budget.seconds, budget.tried / max(1, budget.candidates))
-            found = self._now.propose(state) if spent < SHARE else []
-            if found:
-                return found
+            left = math.ceil(SHARE * budget.candidates) - budget.tried
+            if left > 0 and budget.spent < SHARE * budget.seconds:
+                found = self._now.propose(state)  # what is not judged now is proposed again
+                if found:
+                    return found[: min(left, ROUND)]
             self._now = self._model
         return self._model.propose(state)
 
