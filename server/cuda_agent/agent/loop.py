@@ -266,8 +266,9 @@ class _Search:
                         compiling.guess(partial(self._ahead, policy, candidate))
 
     def _allowed(self, candidate: Candidate) -> Candidate | None:
-        """Text from a model is compiled only when the edit policy lets it; it is launched as it says."""
-        if not candidate.origin.startswith("model"):
+        """Text from a model, or from a file that others may have written, is compiled only when the edit policy lets
+        it; it is launched as it says."""
+        if not (candidate.origin.startswith("model") or self.request.foreign):
             return candidate
         candidate, gate = judge.edit_policy(
             self.device, self.build, self.workload, self.text, candidate, self.request.options
