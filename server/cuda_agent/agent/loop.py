@@ -242,7 +242,7 @@ class _Search:
                 try:
                     proposals = list(policy.propose(state))
                 except ModelError as error:
-                    if not state.steps:
+                    if not (state.steps or self.budget.exhausted):
                         raise
                     self._broke = str(error)
                     self._doing(self._broke)

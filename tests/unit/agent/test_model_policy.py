@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,16 @@ def test_a_model_that_breaks_off_loses_nothing(bench: Bench) -> None:
 def test_a_model_that_is_not_there_is_said(bench: Bench) -> None:
     with pytest.raises(ModelError, match="refused"):
         run(bench, Scripted(ModelError("connection refused")))
+
+
+def test_a_first_reply_that_the_budget_ends_is_no_failure(bench: Bench) -> None:
+    def slow(messages: Sequence[Message]) -> Reply:
+        time.sleep(1.1)
+        raise ModelError("did not finish its reply")
+
+    outcome = run(bench, Scripted(slow), budget_s=1.0)
+    assert outcome.status == "nothing"
+    assert "did not finish its reply" in outcome.message
 
 
 def test_a_broken_one_after_failures_is_said(bench: Bench) -> None:
