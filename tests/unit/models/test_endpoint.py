@@ -26,7 +26,7 @@ from cuda_agent.agent.models.wire import proxy_of
 from cuda_agent.config import Settings
 from cuda_agent.errors import Cancelled, ContextOverflow, ModelError, UsageError
 from patience import patience
-from scripted_model_server import Answer, Entry, ScriptedModel, call, calls, events, flood, raw, refused, say
+from scripted_model_server import Answer, Entry, Request, ScriptedModel, call, calls, events, flood, raw, refused, say
 
 EDIT = Tool(
     "edit",
@@ -334,9 +334,10 @@ def test_what_does_not_pass_ends_with_the_servers_words(opened: Opened) -> None:
 
 @pytest.mark.parametrize("date", [False, True])
 def test_the_wait_that_a_server_asks_for_is_kept(opened: Opened, date: bool) -> None:
-    wait = refused(429, retry_after=1)
-    if date:
-        wait = refused(429).but(headers={"Retry-After": formatdate(time.time() + 2, usegmt=True)})
+    def wait(request: Request) -> Answer:
+        later = formatdate(time.time() + 2, usegmt=True)  # whole seconds: one to two from now
+        return refused(429).but(headers={"Retry-After": later}) if date else refused(429, retry_after=1)
+
     _, model = opened(wait, call("facts"))
     start = time.monotonic()
     assert ask(model).calls
