@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from cuda_agent import cli, errors
+from cuda_agent.cli import doctor, flags, parser
 from cuda_agent.progress import Progress
 from cuda_agent.toolchain import nvcc, nvrtc
 
@@ -23,7 +26,7 @@ Capsys = pytest.CaptureFixture[str]
     ("text", "size"), [("0", 0), ("4096", 4096), ("1K", 1024), ("256M", 256 << 20), ("1.5g", 3 << 29)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert cli._size(text) == size
+    assert flags.size(text) == size
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_an_error_has_its_exit_code_and_the_contracts_fields(
     def fails(*_: object) -> int:
         raise error
 
-    monkeypatch.setitem(cli._COMMANDS, "doctor", fails)  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "run", fails)
     assert cli.main(["doctor", "--json"]) == code
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -56,7 +59,7 @@ def test_the_compilers_words_follow_the_sentence(monkeypatch: pytest.MonkeyPatch
     def fails(*_: object) -> int:
         raise errors.CompileError("k.cu does not compile.", "k.cu:3: error: expected ;")
 
-    monkeypatch.setitem(cli._COMMANDS, "doctor", fails)  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "run", fails)
     assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err.splitlines() == ["cuda-agent: k.cu does not compile.", "k.cu:3: error: expected ;"]
 
@@ -75,7 +78,7 @@ def test_ctrl_c_stops_once_and_leaves_twice(monkeypatch: pytest.MonkeyPatch, cap
         pytest.fail("the second Ctrl-C leaves at once")
 
     for command in (once, twice):
-        monkeypatch.setitem(cli._COMMANDS, "doctor", command)  # type: ignore[arg-type]
+        monkeypatch.setattr(doctor, "run", command)
         assert cli.main(["doctor"]) == 130
         assert "stopping" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
@@ -153,3 +156,22 @@ def test_no_search_was_recorded_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUDA_AGENT_CACHE", str(tmp_path))
     assert cli.main(["trajectories"]) == 0
     assert "no search was recorded yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(parser.COMMANDS.keys() - set(parser.ELSEWHERE)))
+def test_every_command_has_a_file(name: str, capsys: Capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_a_command_imports_no_other_and_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom cuda_agent import cli\n"
+        "try: cli.main(['optimize', '--help'])\nexcept SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('cuda_agent.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    ours = {name.removeprefix("cuda_agent.") for name in done.stderr.split()}
+    assert ours == {"cli", "cli.parser", "cli.flags", "cli.answers", "cli.optimize", "config", "errors", "keys"}

@@ -1,0 +1,5 @@
+"""`python -m cuda_agent.cli`."""
+
+from cuda_agent.cli import main
+
+raise SystemExit(main())
