@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent import cache
-from cuda_agent.agent.loop import OnEvent, Outcome, Request, asked_text, optimize
+from cuda_agent.agent.loop import optimize
+from cuda_agent.agent.opening import opened
 from cuda_agent.agent.policies import Policy, Step
+from cuda_agent.agent.request import OnEvent, Outcome, Request
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, CudaAgentError
-from cuda_agent.inputs import find_or_make, find_or_make_all
 from cuda_agent.model import Verdict, Workload
-from cuda_agent.source.documents import Document
-from cuda_agent.source.symbols import module as parse_module
-from cuda_agent.toolchain.build import find_build
 
 Makers = Mapping[str, Callable[[], Policy | None]]
 Open = Callable[[], AbstractContextManager[Device]]
@@ -218,18 +216,10 @@ class _Run:
                 self.searches.append(self._search(replace(request, kernel=workload.kernel), workload, policy, make))
 
     def _workloads(self, request: Request, kind: str) -> list[Workload]:
-        build = find_build(request.path)
-        module = parse_module(Document(str(request.path), asked_text(request, build)))
-        how: dict[str, Any] = {
-            "args": request.args,
-            "run_command": request.run_command,
-            "timeout_s": request.timeout_s,
-            "on_event": self.say,
-            "cancelled": self.stop,
-        }
         if self.request.kernel is not None:
-            return [find_or_make(request.path, module, self.request.kernel, build, kind, **how)]
-        return find_or_make_all(request.path, module, build, kind, **how)
+            asked = replace(request, kernel=self.request.kernel)
+            return [opened(asked).workload(kind, self.say, self.stop)]
+        return opened(request).workloads(kind, self.say, self.stop)
 
     def _search(self, request: Request, workload: Workload, policy: str, make: Callable[[], Policy | None]) -> Search:
         """Raises Cancelled for one that is not finished."""

@@ -15,10 +15,12 @@ from typing import Any, get_args
 
 from cuda_agent import judge
 from cuda_agent.agent import memory, recorded
-from cuda_agent.agent.loop import Request, asked_text, optimize
+from cuda_agent.agent.loop import optimize
+from cuda_agent.agent.opening import opened
 from cuda_agent.agent.policies.replayed import Again, candidate_of
 from cuda_agent.agent.recorded import Json, Recorded
 from cuda_agent.agent.recording import flags_sha256, inputs_sha256
+from cuda_agent.agent.request import Request
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, NoInputs, SourceError, UsageError
 from cuda_agent.judge import record
@@ -146,11 +148,11 @@ class _Again:
                 path.write_bytes(self.start["text"].encode("utf-8", "surrogateescape"))
                 yield path, False
             return
-        build = find_build(path)
-        own = sha256(asked_text(Request(path), build)) == self.start["text_sha256"]
+        file = opened(Request(path))
+        own = sha256(file.text) == self.start["text_sha256"]
         if not own:
             self.differs.append(f"{name} was changed since: the recorded text is taken")
-        if flags_sha256(build) != self.start["flags_sha256"]:
+        if flags_sha256(file.build) != self.start["flags_sha256"]:
             self.differs.append("the compiler's flags are others")
         yield path, own
 

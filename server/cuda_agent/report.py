@@ -25,8 +25,8 @@ from cuda_agent.toolchain import compile as compiler
 from cuda_agent.toolchain import names, nvcc, sandbox
 
 if TYPE_CHECKING:
-    from cuda_agent.agent.loop import Outcome
     from cuda_agent.agent.program import Together
+    from cuda_agent.agent.request import Outcome
     from cuda_agent.capture import CaptureReport
 
 

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent import judge
-from cuda_agent.agent.loop import Outcome, Request, optimize
+from cuda_agent.agent.loop import optimize
 from cuda_agent.agent.policies import State
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.capture import CaptureOptions, build_and_run
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CudaAgentError

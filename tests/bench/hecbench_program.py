@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.agent.limiting import predicted
-from cuda_agent.agent.loop import Outcome, Request, optimize
+from cuda_agent.agent.loop import optimize
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, driver, jobs, open_device
 from cuda_agent.device.turn import turn

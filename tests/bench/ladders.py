@@ -27,7 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.agent.loop import Outcome, Request, optimize
+from cuda_agent.agent.loop import optimize
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CudaAgentError

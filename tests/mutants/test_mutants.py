@@ -8,6 +8,7 @@ import pytest
 from archive import Archive
 from cuda_agent.agent import loop
 from cuda_agent.agent.policies.model import ModelPolicy
+from cuda_agent.agent.request import Request
 from cuda_agent.errors import CudaAgentError
 from scripted_model import Scripted, call
 
@@ -27,7 +28,7 @@ def test_a_hostile_model(archive: Archive, emulator: judged.Bench) -> None:
     request = emulator.request(archive)
     emulator.capture(request, archive.settings)
     swap = call("edit", old=request.original.read_text(), new=request.candidate.read_text(), why="trust me")
-    search = loop.Request(request.original, kernel=request.kernel, options=request.options, budget_s=60.0, fresh=True)
+    search = Request(request.original, kernel=request.kernel, options=request.options, budget_s=60.0, fresh=True)
     policy = ModelPolicy(Scripted(swap, call("verify"), call("submit", why="it is faster")))
     try:
         outcome = loop.optimize(search, device=emulator.device, policy=policy)

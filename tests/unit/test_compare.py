@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuda_agent import cache, records
-from cuda_agent.agent.loop import Request
 from cuda_agent.agent.policies import Policy
 from cuda_agent.agent.policies.chosen import several
 from cuda_agent.agent.recorded import find, read
+from cuda_agent.agent.request import Request
 from cuda_agent.compare import CompareRequest, Comparison, Search, compare, gain_of, mean
 from cuda_agent.compare_page import APART, apart, course, document
 from cuda_agent.config import Settings

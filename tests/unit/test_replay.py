@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -166,7 +167,7 @@ def test_what_the_edit_policy_refuses_is_not_compiled(
 ) -> None:
     """Whoever wrote the record, and whoever they say made the candidate."""
     evil = made(50, "b").text.replace("int i", 'asm("trap;"); int i')
-    digest = loop.hashlib.sha256(evil.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(evil.encode()).hexdigest()[:12]
 
     def tamper(line: dict[str, Any]) -> None:
         if line.get("origin") == "rule:b":

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cuda_agent import judge
 from cuda_agent.agent import features
@@ -25,77 +23,24 @@ from cuda_agent.agent.compiler import Compiled, compiler
 from cuda_agent.agent.finalists import Finalists
 from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
-from cuda_agent.agent.policies import WORTH, Policy, State, Step, choose
+from cuda_agent.agent.opening import Opened, device_of, opened
+from cuda_agent.agent.policies import WORTH, Policy, State, Step, asks_model, choose
 from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.recording import Recording, start_of
+from cuda_agent.agent.request import OnEvent, Outcome, Request
+from cuda_agent.agent.telling import Telling, short, why_rejected
 from cuda_agent.agent.trajectory import Trajectory
-from cuda_agent.device import Device, open_device
+from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CudaAgentError, DeviceError, ModelError, SourceError
-from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
-from cuda_agent.judge import JudgeOptions
-from cuda_agent.judge.evidence import headline, to_json, traffic_sentence
-from cuda_agent.model import Binary, Build, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
+from cuda_agent.judge.evidence import headline, to_json
+from cuda_agent.model import Binary, Candidate, Facts, Kernel, LaunchMap, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source import joined
-from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import unified_diff
-from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import names
-from cuda_agent.toolchain.build import find_build
-from cuda_agent.toolchain.launchers import with_launches
 
-Event = Mapping[str, Any]
-OnEvent = Callable[[Event], None]
 FULL_TRIES = 5  # candidates that are judged in full, best first, until one holds
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to optimise and what may be spent. `args` run a file that has a main; `run_command` any other program."""
-
-    path: Path
-    text: str | None = None  # the editor's text, when it differs from the file
-    kernel: str | None = None
-    device: str = "auto"
-    budget_s: float = 300.0  # the full verdict included; the program's own run for inputs is not
-    max_candidates: int = 200
-    max_tokens: int = 0  # of a model; 0: no limit
-    max_cost: float = 0.0  # of a model, in the money of `price`; 0: no limit
-    price: tuple[float, float] = (0.0, 0.0)  # of a million tokens, read and written
-    args: tuple[str, ...] = ()
-    run_command: tuple[str, ...] | None = None
-    trajectory: Path | None = None  # a record beside the one in the cache
-    options: JudgeOptions = field(default_factory=JudgeOptions)
-    timeout_s: float = RUN_TIMEOUT_S  # for a run of the program
-    fresh: bool = False  # nothing that an earlier search found is used
-    unsaved: Mapping[Path, str] = field(default_factory=dict)  # texts of other files that an editor has open
-    recorded: bool = True  # in the cache, where the settings let it
-    foreign: bool = False  # all candidates are from a file that others may have written
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of one search. `verified` has a candidate with a full verdict; `nothing` found no better kernel."""
-
-    status: Literal["verified", "rejected", "undecided", "nothing"]
-    kernel: str
-    message: str
-    candidate: Candidate | None = None
-    verdict: Verdict | None = None
-    diff: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    tried: int = 0
-    source_hash: str = ""
-    steps: tuple[Step, ...] = ()
-    refused: int = 0  # candidates that passed the quick judge and not the full one, or were no win there
-    seconds: float = 0.0
-    share: float | None = None  # of the time that the searched kernels cost in the program, where that was measured
-    limiter: str = ""  # what limited the original: a kind of `hints.limits`
-    left: str = ""  # what limits the kernel as it is now, in a sentence; empty where that is not known
-    tokens: int = 0  # of a model, read and written
-    cost: float = 0.0  # of a model, in the money of `price`
-    trajectory: str = ""  # the id of its record in the cache
 
 
 def optimize(
@@ -110,49 +55,15 @@ def optimize(
     """Optimise one kernel. Raises the errors of `errors.py`; `Cancelled` only before a first acceptable candidate."""
     say = on_event or (lambda event: None)
     stop = cancelled or (lambda: False)
-    build = find_build(request.path)
-    text = asked_text(request, build)
-    module = parse_module(Document(str(request.path), text))
-    with opened(request.device, device, untrusted=asks_model(policy)) as dev:
+    file = opened(request)
+    with device_of(request, device, untrusted=asks_model(policy)) as dev:
         if workload is None:
             say({"event": "phase", "message": f"looking for inputs for {dev.spec}", "percentage": 2})
-            workload = find_or_make(
-                request.path,
-                module,
-                request.kernel,
-                build,
-                dev.kind,
-                args=request.args,
-                run_command=request.run_command,
-                timeout_s=request.timeout_s,
-                on_event=say,
-                cancelled=stop,
-            )
-        kernel = module.kernel(request.kernel or workload.kernel)
+            workload = file.workload(dev.kind, say, stop)
+        kernel = file.module.kernel(request.kernel or workload.kernel)
         if kernel.has_error:
             raise SourceError(f"kernel {kernel.name} has a syntax error: mend it first")
-        search = _Search(request, dev, build, text, kernel, workload, say, stop)
-        return search.run(policy)
-
-
-def asked_text(request: Request, build: Build) -> str:
-    """The text to optimise, a header's with the files that launch its kernels."""
-    text = request.text if request.text is not None else read_source(request.path)
-    return with_launches(build, text, request.unsaved)
-
-
-@contextmanager
-def opened(name: str, device: Device | None, *, untrusted: bool = False) -> Iterator[Device]:
-    if device is not None:
-        yield device
-        return
-    with open_device(name, untrusted=untrusted, start=False) as found:
-        yield found
-
-
-def asks_model(policy: Policy | None) -> bool:
-    """Candidates may be a model's: they are run in the sandbox too."""
-    return policy is not None and policy.name.startswith(("model:", "mixed:"))
+        return _Search(file, dev, kernel, workload, say, stop).run(policy)
 
 
 class _Search:
@@ -160,17 +71,16 @@ class _Search:
 
     def __init__(
         self,
-        request: Request,
+        file: Opened,
         device: Device,
-        build: Build,
-        text: str,
         kernel: Kernel,
         workload: Workload,
         say: OnEvent,
         stop: Callable[[], bool],
     ) -> None:
-        self.request, self.device, self.build, self.text = request, device, build, text
-        self.kernel, self.workload, self.say, self.stop = kernel, workload, say, stop
+        request, build, text = file.request, file.build, file.text
+        self.request, self.build, self.text, self.module = request, build, text, file.module
+        self.device, self.kernel, self.workload, self.stop = device, kernel, workload, stop
         self.budget = Budget(
             request.budget_s,
             request.max_candidates,
@@ -184,11 +94,11 @@ class _Search:
             self._context,
             self.budget,
             binary_of=self._binary,
-            say=self._doing,
             record=self.record.trajectory.append,
             cancelled=stop,
         )
-        self.module = parse_module(Document(str(request.path), text))
+        self.tell = Telling(say, kernel.name, self.state)
+        self.state.say = self.tell.phase
         self.limiting = Limiting(device, build, workload, self.module, request.options, stop)
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
         self._quick: list[float] = []  # seconds of the quick judgements
@@ -223,7 +133,7 @@ class _Search:
         try:
             limit = self.state.limit = self.limiting.ask()
             if limit is not None:
-                self.say({"event": "phase", "message": f"{limit.kind}: {limit.text}", "percentage": 5, **self._live()})
+                self.tell.phase(f"{limit.kind}: {limit.text}", 5)
             self.record.original(partial(self._features, None))
             self._try_all(policy or Search(rule_order(limit)))
             return self._finish()
@@ -245,7 +155,7 @@ class _Search:
                     if not (state.steps or self.budget.exhausted):
                         raise
                     self._broke = str(error)
-                    self._doing(self._broke)
+                    self.tell.phase(self._broke)
                     return
                 if not proposals:
                     self._complete = not self.budget.exhausted
@@ -254,8 +164,7 @@ class _Search:
                 proposals = [allowed for made in proposals if (allowed := self._allowed(made))]
                 if not proposals:
                     continue
-                words = f"compiling {len(proposals)} candidates"
-                self.say({"event": "phase", "message": words, "percentage": self._percent(), **self._live()})
+                self.tell.phase(f"compiling {len(proposals)} candidates")
                 for candidate, made in compiling.compiled(proposals):
                     if self.budget.over or self._hopeless:
                         return
@@ -283,7 +192,7 @@ class _Search:
     def _seen(self, step: Step) -> None:
         self.state.steps.append(step)
         self.record.step(step, self.state.steps)
-        self.say(self._describe(step))
+        self.tell.step(step)
 
     def _ahead(self, policy: Policy, candidate: Candidate) -> Sequence[Candidate]:
         return policy.ahead(self._context(candidate))
@@ -298,7 +207,7 @@ class _Search:
         if mark in self._marks:
             return replace(self._twin(candidate, self._marks[mark]), mark=mark, sass=self._codes(binary))
         self.budget.tried += 1
-        self.say({"event": "trying", "origin": candidate.origin, "percentage": self._percent(), **self._live()})
+        self.tell.trying(candidate)
         began = time.monotonic()
         verdict, note = self._quickly(candidate, binary)
         score = self._score(verdict)
@@ -392,13 +301,12 @@ class _Search:
 
     def _fully(self, step: Step) -> Verdict:
         candidate, began = step.candidate, time.monotonic()
-        message = f"full verdict on {short(candidate)}"
-        self.say({"event": "phase", "message": message, "percentage": 92, **self._live()})
+        self.tell.full(candidate)
         binary = self._binary(candidate)
         key = self.memory.key("full", candidate, self.original, binary)
         verdict = self.memory.verdict(key)
         if verdict is None:
-            verdict = self._asked(judge.judge, candidate, on_event=self._late)
+            verdict = self._asked(judge.judge, candidate, on_event=self.tell.late)
             self.memory.keep(key, verdict)
             if verdict.status == "verified":
                 self.memory.keep_seconds("full verdict", time.monotonic() - began)
@@ -444,11 +352,10 @@ class _Search:
             self.state.steps.append(step)
             self.budget.tried += step.verdict is not None
             self.record.step(step, self.state.steps)
-            self.say(self._describe(step))
+            self.tell.step(step)
         date = known.verdict.record.get("date") if known.verdict else None
         when = f" of {str(date).replace('T', ' ').removesuffix('+00:00')} UTC" if date else ""
-        message = f"{self.kernel.name} was searched before with the same inputs: this is the answer{when}"
-        self.say({"event": "phase", "message": message, "percentage": 100, **self._live()})
+        self.tell.phase(f"{self.kernel.name} was searched before with the same inputs: this is the answer{when}", 100)
         self.record.end(known, self.state.steps, self.budget, remembered=True)
         return known
 
@@ -539,69 +446,3 @@ class _Search:
 
     def _worth(self) -> float:
         return 1.0 if self.device.kind == "emulator" else WORTH
-
-    def _doing(self, message: str) -> None:
-        self.say({"event": "phase", "message": message, "percentage": self._percent(), **self._live()})
-
-    def _live(self) -> dict[str, Any]:
-        """The numbers of this moment: candidates judged, the best so far, seconds left; a model's tokens and money."""
-        best = self.state.best
-        asked = {"tokens": self.budget.used, "cost": self.budget.paid} if self.budget.used else {}
-        return {
-            **asked,
-            "search": self.kernel.name,
-            "tried": self.budget.tried,
-            "best": f"{self._gain(best)} by {short(best.candidate)}" if best and self._better(best) else None,
-            "left_s": self.budget.left,
-        }
-
-    def _better(self, step: Step) -> bool:
-        return step.score is not None and step.score >= WORTH and step.verdict is not None
-
-    def _describe(self, step: Step) -> Event:
-        gain, timing = self._gain(step), step.verdict.timing if step.verdict else None
-        return {
-            "event": "candidate",
-            "origin": step.candidate.origin,
-            "score": step.score,
-            "candidate": step.candidate,  # with its quick verdict: what a cancelled search has so far
-            "verdict": step.verdict,
-            "note": step.note,
-            "seconds": step.seconds,
-            "percentage": self._percent(),
-            "gain": gain,
-            "ratio": timing.ratio if timing else None,
-            "ci": timing.ci if timing else None,
-            "message": f"{short(step.candidate)}: {step.note or gain or 'rejected'}",
-            **self._live(),
-        }
-
-    def _gain(self, step: Step) -> str:
-        """What may be said of a candidate that passed the quick gates: a time on a GPU, predicted sectors elsewhere."""
-        if step.verdict is None or step.score is None:
-            return ""
-        if step.verdict.timing is not None:
-            return f"{step.verdict.timing.ratio:.2f}×"
-        return traffic_sentence(step.verdict.traffic) or "same results"
-
-    def _late(self, event: Event) -> None:
-        """A full verdict's own 0 to 100 % are the last of ours."""
-        own = event.get("percentage")
-        self.say({**event, "percentage": 92 + 8 * own // 100, **self._live()} if isinstance(own, int) else event)
-
-    def _percent(self) -> int:
-        return 5 + int(85 * self.budget.share)
-
-
-def why_rejected(verdict: Verdict) -> str:
-    """The sentence of the first gate that failed or could not decide, or why a GPU did not time it; else empty."""
-    for gate in verdict.gates:
-        if gate.status == "fail" or gate.undecided:
-            return f"{gate.id} {gate.name}: {gate.detail}"
-    timed = next((gate for gate in verdict.gates if gate.id == "G8"), None)
-    emulated = verdict.level == "emulated"
-    return timed.detail if timed and timed.status == "not-run" and verdict.timing is None and not emulated else ""
-
-
-def short(candidate: Candidate) -> str:
-    return candidate.origin.removeprefix("rule:")

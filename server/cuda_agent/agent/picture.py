@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
-from cuda_agent.agent.loop import Outcome
 from cuda_agent.agent.policies import Step
 from cuda_agent.agent.program import table
+from cuda_agent.agent.request import Outcome
 from cuda_agent.judge.evidence import page, traffic_sentence
 from cuda_agent.judge.evidence.markup import Markup, Scale, join, tag
 from cuda_agent.rewrite import labels_of

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cuda_agent.agent.loop import OnEvent, Outcome, Request, asked_text, asks_model, opened, optimize
+from cuda_agent.agent.loop import optimize
 from cuda_agent.agent.memory import Memory
-from cuda_agent.agent.policies import Policy
+from cuda_agent.agent.opening import Opened, device_of, opened
+from cuda_agent.agent.policies import Policy, asks_model
+from cuda_agent.agent.request import OnEvent, Outcome, Request
 from cuda_agent.device import Device
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
-from cuda_agent.inputs import find_or_make_all
 from cuda_agent.judge.case import Case
 from cuda_agent.model import Build, Candidate, Edit, Verdict, Workload
 from cuda_agent.source import edits
-from cuda_agent.source.documents import Document
-from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import names
 from cuda_agent.toolchain.build import find_build
 
@@ -43,25 +42,13 @@ def optimize_all(
     A kernel that cannot be searched becomes an undecided outcome that says why; NoInputs when there is none at all.
     """
     say = on_event or (lambda event: None)
-    build = find_build(request.path)
-    text = asked_text(request, build)
-    module = parse_module(Document(str(request.path), text))
+    file = opened(request)
     outcomes: list[Outcome] = []
-    with opened(request.device, device, untrusted=asks_model(policy())) as dev:
-        workloads = find_or_make_all(
-            request.path,
-            module,
-            build,
-            dev.kind,
-            args=request.args,
-            run_command=request.run_command,
-            timeout_s=request.timeout_s,
-            on_event=say,
-            cancelled=cancelled,
-        )
+    with device_of(request, device, untrusted=asks_model(policy())) as dev:
+        workloads = file.workloads(dev.kind, say, cancelled)
         if len(workloads) > 1:
             say({"event": "phase", "message": f"measuring what {len(workloads)} kernels cost", "percentage": 4})
-        shares = _shares(dev, build, text, request, workloads)
+        shares = _shares(dev, file, workloads)
         order = sorted(workloads, key=lambda workload: -shares.get(workload.kernel, 0.0))
         seconds, left = request.budget_s, 1.0
         for number, workload in enumerate(order):
@@ -71,7 +58,7 @@ def optimize_all(
                 continue
             equal = 1 / (len(order) - number)
             part = equal if share is None else 0.5 * equal + 0.5 * min(1.0, share / left)
-            one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * part), text=text)
+            one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * part), text=file.text)
             try:
                 found = optimize(one, on_event=say, cancelled=cancelled, device=dev, workload=workload, policy=policy())
                 outcomes.append(replace(found, share=share))
@@ -93,13 +80,12 @@ def _left_out(workload: Workload, share: float) -> Outcome:
     return Outcome("nothing", workload.kernel, f"{workload.kernel} {why}", share=share)
 
 
-def _shares(
-    device: Device, build: Build, text: str, request: Request, workloads: Sequence[Workload]
-) -> dict[str, float]:
+def _shares(device: Device, file: Opened, workloads: Sequence[Workload]) -> dict[str, float]:
     """Kernel → its part of the time of all of them: seconds of a launch, by the worker's clock, times the launches
     seen. On the emulator that is its own time, good for an order only. A kernel that does not replay is not in it."""
     if len(workloads) < 2:
         return {}
+    build, text, request = file.build, file.text, file.request
     costs: dict[str, float] = {}
     for workload in workloads:
         memory = Memory(device, build, workload, text, request.options, request.fresh)
@@ -187,7 +173,7 @@ def together(request: Request, outcomes: Sequence[Outcome], device: Device | Non
         taken += mine
         kernels.append(outcome.kernel)
     whole = edits.apply(text, taken)
-    with opened(request.device, device) as dev:
+    with device_of(request, device) as dev:
         sentence = _known_of(dev, find_build(request.path), whole, [o for o in won if o.kernel in kernels])
     return Together(whole, tuple(kernels), tuple(left_out), sentence)
 

@@ -21,7 +21,7 @@ from cuda_agent.model import Candidate, Kernel, Verdict, Workload
 from cuda_agent.source.symbols import Module
 
 if TYPE_CHECKING:
-    from cuda_agent.agent.loop import Outcome, Request
+    from cuda_agent.agent.request import Outcome, Request
     from cuda_agent.device import Device
     from cuda_agent.model import Binary, Build
 

@@ -31,8 +31,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
     from cuda_agent import compare_page, records
-    from cuda_agent.agent.loop import Request
     from cuda_agent.agent.policies.chosen import limits, several
+    from cuda_agent.agent.request import Request
     from cuda_agent.compare import CompareRequest, compare
 
     names = list(dict.fromkeys(filter(None, arguments.policies.split(","))))

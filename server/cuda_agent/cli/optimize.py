@@ -15,8 +15,8 @@ from cuda_agent.cli import flags
 from cuda_agent.cli.answers import print_json, write, write_page
 
 if TYPE_CHECKING:
-    from cuda_agent.agent.loop import Outcome
     from cuda_agent.agent.program import Together
+    from cuda_agent.agent.request import Outcome
     from cuda_agent.progress import Progress
 
 
@@ -54,9 +54,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
-    from cuda_agent.agent.loop import Request, optimize
+    from cuda_agent.agent.loop import optimize
     from cuda_agent.agent.policies.chosen import chosen, limits
     from cuda_agent.agent.program import optimize_all, together
+    from cuda_agent.agent.request import Request
     from cuda_agent.report import outcome_json, outcomes_table, show_outcome
 
     request = Request(

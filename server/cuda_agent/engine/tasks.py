@@ -17,7 +17,7 @@ from cuda_agent.engine.messages import REQUESTS, Capture, FactsOf, Optimize, Ver
 from cuda_agent.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from cuda_agent.agent.loop import Outcome
+    from cuda_agent.agent.request import Outcome
 
 Task = Callable[[Any, Report], Any]
 
@@ -54,10 +54,11 @@ def search(ask: Optimize, report: Report) -> Outcome:
     """One kernel's search, its progress reported."""
     from cuda_agent.agent import loop
     from cuda_agent.agent.policies.chosen import chosen, limits
+    from cuda_agent.agent.request import Request
 
     settings = ask.settings
     with chosen(settings, report.ask) as policy:  # first: a model that is not there is said before anything runs
-        request = loop.Request(
+        request = Request(
             Path(ask.path),
             ask.text,
             ask.kernel,

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from cuda_agent.agent.loop import Outcome
 from cuda_agent.agent.models import endpoint
 from cuda_agent.agent.policies.model import ModelPolicy
+from cuda_agent.agent.request import Outcome
 from cuda_agent.agent.tools import TOOLS
 from cuda_agent.errors import Cancelled, ModelError
 from patience import patience

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cuda_agent.agent import loop
-from cuda_agent.agent.loop import Outcome, Request
 from cuda_agent.agent.policies import State
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.agent.trajectory import misfits
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, DeviceMissing, SourceError, ToolMissing

@@ -14,8 +14,8 @@ import pytest
 
 from cuda_agent import cache, judge
 from cuda_agent.agent import loop
-from cuda_agent.agent.loop import Outcome, Request
 from cuda_agent.agent.policies import State
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled
 from cuda_agent.hints.limits import Limiter

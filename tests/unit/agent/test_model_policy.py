@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cuda_agent.agent import loop
-from cuda_agent.agent.loop import Outcome
+from cuda_agent.agent import loop, opening
 from cuda_agent.agent.models import Message, Reply
 from cuda_agent.agent.policies.mixed import Mixed
 from cuda_agent.agent.policies.model import IDLE, ModelPolicy
+from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.errors import ContextOverflow, DeviceMissing, ModelError
 from scripted_model import Scripted, both, call
 from unit.agent.test_loop import GOOD, ORIGINAL, WRONG, Bench, bench, device, pytestmark
@@ -147,7 +147,7 @@ def test_a_launch_that_is_edited_in_the_text(softmax: Path) -> None:
     """As a person would write it: the shapes are read from the launch's words."""
     edit = call("edit", old="(rows + block.x - 1) / block.x", new="(rows + 63) / 64", why="smaller blocks")
     model = Scripted(call("edit", old="dim3 block(256);", new="dim3 block(64);"), edit, call("verify"), call("submit"))
-    found = loop.optimize(loop.Request(softmax, device="emulator", args=("40", "33", "1")), policy=ModelPolicy(model))
+    found = loop.optimize(Request(softmax, device="emulator", args=("40", "33", "1")), policy=ModelPolicy(model))
     assert found.steps[0].score is not None, found.steps[0].note
     assert found.steps[0].candidate.launch.block[0] == "64"
 
@@ -334,9 +334,9 @@ def test_what_a_model_wrote_runs_in_the_sandbox(
         asked.append(more)
         raise DeviceMissing("none here")
 
-    monkeypatch.setattr(loop, "open_device", open_device)
+    monkeypatch.setattr(opening, "open_device", open_device)
     policy = ModelPolicy(Scripted())
     policy.name = name
     with pytest.raises(DeviceMissing):
-        loop.optimize(loop.Request(bench.path, kernel="twice"), policy=policy)
+        loop.optimize(Request(bench.path, kernel="twice"), policy=policy)
     assert asked[0]["untrusted"] is sandboxed

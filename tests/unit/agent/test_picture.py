@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.agent.loop import Outcome
 from cuda_agent.agent.picture import picture
+from cuda_agent.agent.request import Outcome
 from unit.judge import browser
 from unit.judge.test_page import Reader
 

@@ -15,10 +15,10 @@ import pytest
 
 from cuda_agent import cache
 from cuda_agent.agent import program
-from cuda_agent.agent.loop import Request
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import State
 from cuda_agent.agent.program import optimize_all, together
+from cuda_agent.agent.request import Request
 from cuda_agent.judge.case import Case
 from cuda_agent.model import Binary, Build, Candidate, Facts
 from cuda_agent.source import edits

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cuda_agent.agent.loop import Outcome
+from cuda_agent.agent.request import Outcome
 from cuda_agent.errors import DeviceError
 from cuda_agent.judge import judge
 from cuda_agent.workload import bundle

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cuda_agent.agent.loop import Outcome
+from cuda_agent.agent.request import Outcome
 from cuda_agent.errors import DeviceError
 from cuda_agent.judge.statistics import combine
 from cuda_agent.model import Timing, Verdict

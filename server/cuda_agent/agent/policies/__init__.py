@@ -93,3 +93,8 @@ class Policy(Protocol):
         """What would probably be proposed next if this context's candidate stayed the best: compiled while the device
         is busy. Called from another thread; may be empty."""
         ...
+
+
+def asks_model(policy: Policy | None) -> bool:
+    """Candidates may be a model's: they are run in the sandbox too."""
+    return policy is not None and policy.name.startswith(("model:", "mixed:"))

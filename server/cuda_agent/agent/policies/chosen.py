@@ -57,7 +57,7 @@ def several(
 
 
 def limits(settings: Settings) -> dict[str, Any]:
-    """What a model may spend, for `loop.Request`."""
+    """What a model may spend, for a `Request`."""
     if name(settings) == "search":
         return {}
     return {"max_tokens": settings.budget_tokens, "max_cost": settings.budget_cost, "price": price(settings)}
