@@ -41,6 +41,7 @@ from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
+from cuda_agent.rewrite.rules.warp_per_block import WarpPerBlock
 from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
 
 RULES: tuple[Rule, ...] = (
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     Coalesce(),
     SplitReduction(),
     SplitIndependent(),
+    WarpPerBlock(),
     WarpReduce(),
     ScanByWarps(),
     Tile(),
