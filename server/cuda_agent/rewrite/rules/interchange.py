@@ -154,8 +154,6 @@ def _check(context: Context, node: Node, outer: Loop, inner: Loop, made: set[str
             raise RuleRefused("the bounds of one loop hang on the other one")
         if any(next(syntax.of_type(n, "subscript_expression", "call_expression"), None) for n in head):
             raise RuleRefused("a loop's bounds are read from memory or computed by a function")
-    if statements.breaks(outer.body) or next(syntax.of_type(outer.body, "return_statement", "goto_statement"), None):
-        raise RuleRefused("a loop may end early")
     for call in syntax.of_type(outer.body, "call_expression"):
         if (said := effect(context, call)) is not None:
             raise RuleRefused(f"in the loops {said}")
