@@ -50,7 +50,7 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import ThreadId, text
 from cuda_agent.source.tree import arguments, callee
 
-_FEW = 8  # lanes of a short row
+_FEW, _OTHERS = 8, (4, 16)  # lanes of a short row
 _TINY, _SHORT, _LONG, _VERY_LONG = 64, 256, 512, 8192  # iterations
 _BLOCK, _LARGE_BLOCK = 256, 1024  # threads of a long row's block
 _NEW_BLOCK = 128  # where the old one has no whole warps
@@ -75,7 +75,7 @@ class RowPerWarp(Rule):
         nodes = {"row": row, "loops": loops}
         few = bool(known) and max(known) < _SHORT
         tiny = few and max(known) <= _TINY
-        for lanes in (_FEW, WARP) if tiny else (WARP,):
+        for lanes in (_FEW, WARP, *_OTHERS) if tiny else (WARP,):
             yield Site(self.name, syntax.span(row.declaration), {"lanes": lanes}, nodes)
         if not known or max(known) >= _LONG:
             for threads in (_BLOCK, _LARGE_BLOCK) if known and max(known) >= _VERY_LONG else (_BLOCK,):
