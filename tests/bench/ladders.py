@@ -214,8 +214,7 @@ def _optimise(
         if workload is None:
             climbed.rules[kernel] = "not captured"
             continue
-        seconds = budget / len(ladder.kernels)
-        request = Request(file, kernel=kernel, budget_s=seconds, max_candidates=10_000)
+        request = Request(file, kernel=kernel, budget_s=budget, max_candidates=10_000)
         try:
             outcome = search(request, device=device, workload=workload, cancelled=late, on_event=_note)
         except CudaAgentError as error:
@@ -313,7 +312,7 @@ def main() -> int:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, default=Path("build/bench-ladders"))
     parser.add_argument("--only", default="")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of a ladder")
+    parser.add_argument("--budget", type=float, default=45.0, help="seconds of a kernel")
     parser.add_argument("--wall", type=float, default=560.0)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--build-only", action="store_true")
@@ -330,7 +329,7 @@ def main() -> int:
             return 0
         with open_device("cuda:0") as device:
             for one, future in zip(ladders, built, strict=True):
-                if time.monotonic() > end - arguments.budget:
+                if time.monotonic() > end - arguments.budget * len(one.kernels):
                     climbs.append(Climbed(one.name, error="no time was left"))
                     continue
                 try:

@@ -160,12 +160,13 @@ def _words(code: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The threads that share a loop, each taking the elements `start`, `start + step`, …: those of a warp, of a block
-    or of the grid. `own` holds the texts that differ among them."""
+    """The threads that share a loop, each taking the elements `start`, `start + step`, …: those of a warp or a part of
+    one, of a block or of the grid. `own` holds the texts that differ among them."""
 
     kind: Literal["warp", "block", "grid"]
     own: tuple[str, ...]
     assumed: str = ""  # what is taken for granted, in words
+    part: int = WARP  # of a warp: how many neighbouring threads
 
 
 def lanes_of(names: Names, loop: StridedLoop) -> Lanes | None:
@@ -191,6 +192,8 @@ def lanes_of(names: Names, loop: StridedLoop) -> Lanes | None:
         and _warp_sized(names.context, step)
     ):
         return Lanes("warp", ("threadIdx.x",))
+    if remainder and whole_warps and remainder[1] == step and step in ("4", "8", "16"):
+        return Lanes("warp", ("threadIdx.x",), part=int(step))
     if start in ("threadIdx.y*blockDim.x+threadIdx.x", "threadIdx.x+threadIdx.y*blockDim.x") and step in (
         "blockDim.x*blockDim.y",
         "blockDim.y*blockDim.x",
@@ -262,12 +265,14 @@ class Uniform:
         return self._known[name]
 
     def _warp_index(self, node: Node) -> bool:
-        """A thread index divided by 32: the warp's number."""
+        """A thread index divided by 32, or by the threads of a part of a warp: the number of the warp or part."""
         if node.type != "binary_expression" or text(syntax.field(node, "operator")) not in ("/", ">>"):
             return False
         divisor = squeeze(text(syntax.field(node, "right")))
         shift = text(syntax.field(node, "operator")) == ">>"
-        if not (divisor == "5" if shift else _warp_sized(self.names.context, divisor)):
+        if not (
+            divisor == "5" if shift else divisor == str(self.lanes.part) or _warp_sized(self.names.context, divisor)
+        ):
             return False
         index = self.names.resolved(syntax.field(node, "left"))
         return index == "threadIdx.x" or syntax.is_global_id(index, "x")

@@ -19,6 +19,7 @@ from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.inline import Inline
+from cuda_agent.rewrite.rules.interchange import Interchange
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.load_early import LoadEarly
 from cuda_agent.rewrite.rules.pad import Pad
@@ -41,6 +42,7 @@ from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
+from cuda_agent.rewrite.rules.warp_per_block import WarpPerBlock
 from cuda_agent.rewrite.rules.warp_reduce import WarpReduce
 
 RULES: tuple[Rule, ...] = (
@@ -48,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     Coalesce(),
     SplitReduction(),
     SplitIndependent(),
+    WarpPerBlock(),
     WarpReduce(),
     ScanByWarps(),
     Tile(),
@@ -68,6 +71,7 @@ RULES: tuple[Rule, ...] = (
     Restrict(),
     Unroll(),
     Tabulate(),
+    Interchange(),
     Promote(),
     Specialise(),
     BatchWalk(),

@@ -45,7 +45,7 @@ class Restrict(Rule):
             if not before.rstrip().endswith("*"):
                 continue  # an array parameter or a macro: leave it
             edits.append(Edit(between, "__restrict__ " if before.endswith((" ", "*")) else " __restrict__ "))
-            if not p.const and not _written(context, p.name) and not _declared_elsewhere(context):
+            if not p.const and not _written(context, p.name) and not _typed_elsewhere(context):
                 edits.append(Edit(Span(p.span.start, p.span.start), "const "))
         if not edits:
             raise RuleRefused("no pointer parameter can take __restrict__")
@@ -79,7 +79,9 @@ def _written(context: Context, name: str) -> bool:
     return False
 
 
-def _declared_elsewhere(context: Context) -> bool:
-    """A prototype in this file would no longer match when `const` is added."""
+def _typed_elsewhere(context: Context) -> bool:
+    """A prototype, or a pointer to the kernel, would no longer match when `const` is added."""
+    if context.module.other_uses(context.kernel):
+        return True
     name = re.escape(context.kernel.name)
     return bool(re.search(rf"__global__[^;{{}}]*\b{name}\s*\([^;{{}}]*\)\s*;", context.text))

@@ -50,8 +50,8 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.syntax import ThreadId, text
 from cuda_agent.source.tree import arguments, callee
 
-_FEW = 8  # lanes of a short row
-_SHORT, _LONG, _VERY_LONG = 256, 512, 8192  # iterations
+_FEW, _OTHERS = 8, (4, 16)  # lanes of a short row
+_TINY, _SHORT, _LONG, _VERY_LONG = 64, 256, 512, 8192  # iterations
 _BLOCK, _LARGE_BLOCK = 256, 1024  # threads of a long row's block
 _NEW_BLOCK = 128  # where the old one has no whole warps
 
@@ -73,11 +73,14 @@ class RowPerWarp(Rule):
         _check_threads(context, row)
         known = [n for l in loops if (n := trips(context, l)) is not None]
         nodes = {"row": row, "loops": loops}
-        yield Site(self.name, syntax.span(row.declaration), {"lanes": WARP}, nodes)
+        few = bool(known) and max(known) < _SHORT
+        tiny = few and max(known) <= _TINY
+        for lanes in (_FEW, WARP, *_OTHERS) if tiny else (WARP,):
+            yield Site(self.name, syntax.span(row.declaration), {"lanes": lanes}, nodes)
         if not known or max(known) >= _LONG:
             for threads in (_BLOCK, _LARGE_BLOCK) if known and max(known) >= _VERY_LONG else (_BLOCK,):
                 yield Site(self.name, syntax.span(row.declaration), {"block": threads}, nodes)
-        if known and max(known) < _SHORT:
+        if few and not tiny:
             yield Site(self.name, syntax.span(row.declaration), {"lanes": _FEW}, nodes)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:

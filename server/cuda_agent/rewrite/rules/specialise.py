@@ -181,7 +181,7 @@ def _helper(context: Context, header: Header, name: str) -> Iterator[Edit]:
 def _dispatch(context: Context, name: str, values: dict[str, str]) -> Edit:
     """The kernel anew behind its body: it calls the body with the constants, or with what it was given."""
     kernel, eol = context.kernel, context.eol
-    indent = context.indent(kernel.body.start)
+    indent = context.indent(kernel.span.start)
     step = layout.unit(context)
     head = context.slice(Span(kernel.span.start, kernel.body.start))
     called = name + _template_arguments(kernel.template_params)

@@ -65,11 +65,11 @@ class WarpReduce(Rule):
         everything: list[Tree | Serial] = [*trees(context), *serials(context)]
         if not everything or not context.shapes:
             return
-        legal: list[_Plan] = []
+        legal: list[TreePlan] = []
         refused: list[RuleRefused] = []
         for found in everything:
             try:
-                plan = _tree(context, found) if isinstance(found, Tree) else _serial(context, found)
+                plan = tree_plan(context, found) if isinstance(found, Tree) else _serial(context, found)
             except RuleRefused as error:
                 refused.append(error)
             else:
@@ -80,7 +80,7 @@ class WarpReduce(Rule):
         yield Site(self.name, context.kernel.name_span, nodes={"plans": legal})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
-        plans: list[_Plan] = site.nodes["plans"]
+        plans: list[TreePlan] = site.nodes["plans"]
         writer = _Writer(context)
         edits = [edit for plan in plans for edit in writer.edits(plan)]
         power = any(isinstance(p.found, Tree) for p in plans)
@@ -94,7 +94,7 @@ class WarpReduce(Rule):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class TreePlan:
     """A reduction that may be rewritten. `types`: element type of each fold's array."""
 
     found: Tree | Serial
@@ -109,7 +109,7 @@ class _Plan:
 # ---------------------------------------------------------------- what must hold
 
 
-def _tree(context: Context, tree: Tree) -> _Plan:
+def tree_plan(context: Context, tree: Tree) -> TreePlan:
     loop = tree.loop
     _check_threads(context, tree.thread, loop)
     for shape, templates in blocks.shapes(context):
@@ -132,7 +132,7 @@ def _tree(context: Context, tree: Tree) -> _Plan:
             _check_register(context, fold.array, fold.register, tree.thread, loop)
     names = [f.array for f in tree.folds]
     before = shared.barrier_before(context, loop)
-    return _Plan(
+    return TreePlan(
         tree,
         types,
         before,
@@ -143,7 +143,7 @@ def _tree(context: Context, tree: Tree) -> _Plan:
     )
 
 
-def _serial(context: Context, serial: Serial) -> _Plan:
+def _serial(context: Context, serial: Serial) -> TreePlan:
     statement = serial.statement
     _check_threads(context, serial.thread, statement)
     for shape, templates in blocks.shapes(context):
@@ -164,7 +164,7 @@ def _serial(context: Context, serial: Serial) -> _Plan:
         shared.check_between(context, fold.array, statement, serial.loop.node, first_element=serial.first == 1)
         shared.check_later(context, fold.array, serial.thread, serial.loop.node, first_element=first)
     names = [f.array for f in serial.folds]
-    return _Plan(
+    return TreePlan(
         serial,
         types,
         before,
@@ -229,7 +229,7 @@ class _Writer:
         self.step = layout.unit(context)
         self.offset = self.name("offset")
 
-    def edits(self, plan: _Plan) -> list[Edit]:
+    def edits(self, plan: TreePlan) -> list[Edit]:
         return self.tree(plan, plan.found) if isinstance(plan.found, Tree) else self.serial(plan, plan.found)
 
     def name(self, *wanted: str) -> str:
@@ -239,7 +239,7 @@ class _Writer:
         self.made.add(name)
         return name
 
-    def tree(self, plan: _Plan, tree: Tree) -> list[Edit]:
+    def tree(self, plan: TreePlan, tree: Tree) -> list[Edit]:
         t = text(strip_parens(tree.thread))
         index = t if re.fullmatch(r"[\w.()]+", t) else f"({t})"
         names = self.variables(plan, tree.loop, keep=True)
@@ -259,7 +259,7 @@ class _Writer:
         return [*edits, *self.placed(plan, tree.loop, tree.barrier, lines, second)]
 
     def placed(
-        self, plan: _Plan, loop: Node, barrier: str, first: list[str], second: list[str], one: bool = False
+        self, plan: TreePlan, loop: Node, barrier: str, first: list[str], second: list[str], one: bool = False
     ) -> list[Edit]:
         """The work of every warp ahead of the barrier, that of the first warp in place of the loop. `one`: the block is
         one warp, nothing waits between."""
@@ -272,7 +272,7 @@ class _Writer:
         needed = [] if plan.own or plan.first_barrier is not None else [barrier]
         return [self.replaced(whole, [*needed, *first, *([] if one else [barrier]), *second], loop)]
 
-    def serial(self, plan: _Plan, serial: Serial) -> list[Edit]:
+    def serial(self, plan: TreePlan, serial: Serial) -> list[Edit]:
         t = text(strip_parens(serial.thread))
         index = t if re.fullmatch(r"[\w.()]+", t) else f"({t})"
         assert plan.first_barrier is not None
@@ -292,7 +292,7 @@ class _Writer:
 
     # ------------------------------------------------------------ lines
 
-    def variables(self, plan: _Plan, at: Node, keep: bool) -> list[str]:
+    def variables(self, plan: TreePlan, at: Node, keep: bool) -> list[str]:
         """The register of each fold: its own, the spare one that was just stored, or a new one named for what it will
         hold."""
         names = []
@@ -307,7 +307,7 @@ class _Writer:
                 names.append(self.name(*([f.noun] if len(plan.found.folds) == 1 else []), f"{f.array}_{f.noun}"))
         return names
 
-    def loads(self, plan: _Plan, names: list[str], t: str) -> list[str]:
+    def loads(self, plan: TreePlan, names: list[str], t: str) -> list[str]:
         """Of the elements that are not in a register yet."""
         return [
             f"{kind} {name} = {f.array}[{t}];"
