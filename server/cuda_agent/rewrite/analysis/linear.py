@@ -16,6 +16,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import functions
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import arguments, base, callee, name_of, strip_parens, walk
@@ -272,15 +273,14 @@ class Linear:
 
     def _function(self, call: Node) -> Node | None:
         """The one function of the file that is called, with all its arguments."""
-        name = (callee(call) or "").split("<")[0]
-        found = [f for f in functions(self.context) if function_name(f) == name]
+        found = functions.definitions(self.context.module).get((callee(call) or "").split("<")[0], [])
         if len(found) != 1 or len(_parameters(found[0])) != len(arguments(call)):
             return None
         return found[0]
 
     def _inside(self, function: Node, given: Sequence[Node]) -> Linear:
         """The function's body, read with what it is given. RuleRefused where it does more than add."""
-        body, name = syntax.field(function, "body"), function_name(function)
+        body, name = syntax.field(function, "body"), _called(function)
         if self.depth >= _DEEPEST:
             raise RuleRefused(f"{name} calls too many functions to be followed")
         if re.search(r"\b(blockIdx|gridDim|asm)\b", text(body)):
@@ -297,24 +297,13 @@ class Linear:
         return inner
 
 
-def functions(context: Context) -> Iterator[Node]:
-    """The functions at the top of the file or of its namespaces."""
-    todo = list(context.module.root.named_children)
-    while todo:
-        node = todo.pop()
-        if node.type == "function_definition":
-            yield node
-        elif node.type in ("template_declaration", "namespace_definition", "declaration_list", "linkage_specification"):
-            todo += node.named_children
-
-
 def _declarator(function: Node) -> Node | None:
     return next(walk(syntax.field(function, "declarator"), "function_declarator"), None)
 
 
-def function_name(function: Node) -> str | None:
+def _called(function: Node) -> str:
     declarator = _declarator(function)
-    return name_of(syntax.field(declarator, "declarator")) if declarator is not None else None
+    return text(syntax.field(declarator, "declarator")) if declarator is not None else ""
 
 
 def _parameters(function: Node) -> list[str]:
@@ -336,7 +325,7 @@ def _types(function: Node, sums: set[str]) -> Iterator[tuple[str, str]]:
             yield name, text(syntax.field(n, "type"))
     kind = text(syntax.field(function, "type"))
     if kind != "void":
-        yield function_name(function) or "", kind
+        yield _called(function), kind
 
 
 def _root(address: Node) -> str | None:
