@@ -16,6 +16,8 @@ from cuda_agent.rewrite.syntax import text
 def unit(context: Context) -> str:
     """One level of the kernel's indentation."""
     outer = context.indent(context.kernel.body.start)
+    if context.slice(context.kernel.body)[:1] == "{" and context.indent(context.kernel.span.start) < outer:
+        outer = context.indent(context.kernel.span.start)  # the brace ends a line of parameters
     first = next((n for n in context.body.named_children if n.type != "comment"), None)
     inner = context.indent(first.start_byte) if first is not None else ""
     return inner[len(outer) :] if inner.startswith(outer) and len(inner) > len(outer) else "    "

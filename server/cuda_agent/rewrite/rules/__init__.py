@@ -36,6 +36,7 @@ from cuda_agent.rewrite.rules.split_reduction import SplitReduction
 from cuda_agent.rewrite.rules.stage import Stage
 from cuda_agent.rewrite.rules.stage_walk import StageWalk
 from cuda_agent.rewrite.rules.stream_hints import StreamHints
+from cuda_agent.rewrite.rules.sum_blocks import SumBlocks
 from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
@@ -63,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     CoarsenBlock(),
     AggregateAtomics(),
     GridSize(),
+    SumBlocks(),
     BlockSize(),
     Vectorize(),
     VectorLoop(),
