@@ -74,7 +74,7 @@ class RowPerWarp(Rule):
         known = [n for l in loops if (n := trips(context, l)) is not None]
         nodes = {"row": row, "loops": loops}
         few = bool(known) and max(known) < _SHORT
-        tiny = few and max(known) <= _TINY
+        tiny = few and max(known) <= _TINY and _folds(context, loops)
         for lanes in (_FEW, WARP, *_OTHERS) if tiny else (WARP,):
             yield Site(self.name, syntax.span(row.declaration), {"lanes": lanes}, nodes)
         if not known or max(known) >= _LONG:
@@ -140,6 +140,14 @@ def _loops(context: Context, block: Node) -> Iterator[Loop]:
                 yield from inside
             else:
                 yield loop
+
+
+def _folds(context: Context, loops: list[Loop]) -> bool:
+    """Whether the rows are folded: then few lanes have fewer shuffles, and nothing else to share."""
+    try:
+        return any(reductions(context, loop) for loop in loops)
+    except RuleRefused:
+        return False
 
 
 def _legal(context: Context, loop: Loop) -> bool:
