@@ -4,6 +4,7 @@ only adds (`linear.py`) and does not ask which block it is."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tree_sitter import Node
@@ -121,6 +122,7 @@ def _split(context: Context, statements: list[Node], first: int, end: int, last:
             ahead.append(v)
         else:
             sums.append(v)
+    _check_apart(context, inside, late)
     if write is not None and sums:
         raise RuleRefused(f"{sums[0].name} depends on the block")
     if write is None and not sums:
@@ -142,6 +144,27 @@ def _split(context: Context, statements: list[Node], first: int, end: int, last:
         raise _MoreThanSums(str(error)) from error
     moved = _declarations(context, [*ahead, *(v for v in sums if v.start in inside)], inside)
     return Plan(work, tuple(sums), moved, write, kind)
+
+
+def _check_apart(context: Context, inside: Span, late: Callable[[Node], bool]) -> None:
+    """The work and the sum use different shared memory, also where a pointer or a dynamic array leads there."""
+    scope = names.of(context)
+    own = {v.name for v in scope.variables if is_shared(v)}
+    dynamic = {a.name for a in context.kernel.shared if a.dynamic}
+
+    def leads(v: Variable) -> bool:
+        """A pointer that may lead to shared memory."""
+        values = [w.value for w in v.writes if w.value is not None]
+        unknown = any(syntax.identifiers(x) & own or any(walk(x, "call_expression")) for x in values)
+        return v.pointer > 0 and v.param is None and (unknown or not values)
+
+    early = [v for v in scope.variables if any(inside.holds(syntax.span(u)) and not late(u) for u in v.uses)]
+    after = [v for v in scope.variables if any(late(u) for u in v.uses)]
+    for one, other in ((a, b) for a in early for b in after):
+        both_dynamic = one.name in dynamic and other.name in dynamic
+        by_pointer = (leads(one) and (is_shared(other) or leads(other))) or (leads(other) and is_shared(one))
+        if both_dynamic or by_pointer:
+            raise RuleRefused(f"{other.name} may be used in front of the sum and in it")
 
 
 def _decides(use: Node) -> bool:
