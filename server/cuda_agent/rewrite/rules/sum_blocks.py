@@ -66,8 +66,8 @@ class SumBlocks(Rule):
 
     def sites(self, context: Context) -> Iterator[Site]:
         code = text(context.body)
-        if not context.shapes or not (_SUMS.search(code) and _COMBINES.search(code)):
-            return
+        if not context.shapes or not (_SUMS.search(code) and _COMBINES.search(code)) or "gridDim" in code:
+            return  # the number of blocks of a loop over the grid is for grid-size
         sms = context.device.sms if context.device else 132
         blocks = min(s.blocks for s in context.shapes)
         refused: RuleRefused | None = None
