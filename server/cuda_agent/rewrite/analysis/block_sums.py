@@ -149,20 +149,15 @@ def _split(context: Context, statements: list[Node], first: int, end: int, last:
 def _check_apart(context: Context, inside: Span, late: Callable[[Node], bool]) -> None:
     """The work and the sum use different shared memory, also where a pointer or a dynamic array leads there."""
     scope = names.of(context)
-    own = {v.name for v in scope.variables if is_shared(v)}
     dynamic = {a.name for a in context.kernel.shared if a.dynamic}
 
-    def leads(v: Variable) -> bool:
-        """A pointer that may lead to shared memory."""
-        values = [w.value for w in v.writes if w.value is not None]
-        unknown = any(syntax.identifiers(x) & own or any(walk(x, "call_expression")) for x in values)
-        return v.pointer > 0 and v.param is None and (unknown or not values)
-
+    blurred = [v for v in scope.variables if may_lead(context, v)]
     early = [v for v in scope.variables if any(inside.holds(syntax.span(u)) and not late(u) for u in v.uses)]
     after = [v for v in scope.variables if any(late(u) for u in v.uses)]
     for one, other in ((a, b) for a in early for b in after):
         both_dynamic = one.name in dynamic and other.name in dynamic
-        by_pointer = (leads(one) and (is_shared(other) or leads(other))) or (leads(other) and is_shared(one))
+        shared_ones = [is_shared(one) or one in blurred, is_shared(other) or other in blurred]
+        by_pointer = all(shared_ones) and (one in blurred or other in blurred)
         if both_dynamic or by_pointer:
             raise RuleRefused(f"{other.name} may be used in front of the sum and in it")
 
@@ -190,10 +185,10 @@ def _start(context: Context, statements: list[Node], first: int, end: int, behin
         early = [v for v in scope.variables if v.start < inside.start and _written(context, v, inside)]
         kept = [v for v in early if not any(behind.holds(syntax.span(u)) for u in v.uses)]
         for v in kept:
-            if v.pointer or (is_shared(v) and not _written(context, v, Span(0, inside.start))):
+            if is_shared(v) and not _written(context, v, Span(0, inside.start)):
                 continue
             if v.param is not None:
-                raise RuleRefused(f"the parameter {v.name} is changed")
+                raise _MoreThanSums(f"the parameter {v.name} is changed")
             start = next(i for i, n in enumerate(statements) if v.start in syntax.span(n))
             break
         else:
@@ -241,6 +236,19 @@ def _by_value(context: Context, call: Node) -> bool:
 def is_shared(v: Variable) -> bool:
     declaration = next(ancestors(v.declarator, ("declaration",)), None) if v.declarator is not None else None
     return v.shared or (declaration is not None and "__shared__" in text(declaration))
+
+
+def may_lead(context: Context, v: Variable) -> bool:
+    """A pointer that may lead to shared memory."""
+    own = {x.name for x in names.of(context).variables if is_shared(x)}
+    values = [w.value for w in v.writes if w.value is not None]
+    unknown = any(syntax.identifiers(x) & own or any(walk(x, "call_expression")) for x in values)
+    chained = any(syntax.identifiers(x) & _pointers(context) for x in values)
+    return v.pointer > 0 and v.param is None and (unknown or chained or not values)
+
+
+def _pointers(context: Context) -> set[str]:
+    return {v.name for v in names.of(context).variables if v.pointer and v.param is None}
 
 
 def _cell_type(scope: names.Names, target: Node) -> str:

@@ -45,7 +45,7 @@ from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.analysis import names, shared
-from cuda_agent.rewrite.analysis.block_sums import Plan, is_shared, taken_apart
+from cuda_agent.rewrite.analysis.block_sums import Plan, is_shared, may_lead, taken_apart
 from cuda_agent.rewrite.analysis.linear import ZERO
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.spare_blocks import spare
@@ -187,6 +187,6 @@ def _works_together(context: Context, plan: Plan) -> bool:
             continue
         v = scope.resolve(text(node), node.start_byte)
         mine = plan.last is not None and syntax.span(plan.last.target).holds(syntax.span(node))
-        if v is not None and not mine and (is_shared(v) or (v.pointer and v.param is None)):
+        if v is not None and not mine and (is_shared(v) or may_lead(context, v)):
             return True
     return False
