@@ -27,7 +27,8 @@ from cuda_agent.errors import ModelError, UsageError
 from cuda_agent.model import Candidate, Verdict
 from cuda_agent.workload import bundle
 from unit.agent.conftest import memory
-from unit.agent.test_loop_timed import OPTIONS, Bench, Script, bench, made
+from unit.agent.script import Script
+from unit.agent.test_loop_timed import OPTIONS, Bench, bench, made
 
 __all__ = ["bench", "memory"]
 

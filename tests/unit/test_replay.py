@@ -19,7 +19,8 @@ from cuda_agent.model import Candidate
 from cuda_agent.replay import Replay, ReplayRequest, Row, _same_in_full, holds, replay
 from cuda_agent.workload import bundle
 from unit.agent.conftest import memory
-from unit.agent.test_loop_timed import Bench, Script, bench, made
+from unit.agent.script import Script
+from unit.agent.test_loop_timed import Bench, bench, made
 
 __all__ = ["bench", "memory"]
 ROUNDS: Sequence[Candidate] = (

@@ -46,9 +46,10 @@ class Task:
         (folder / "job.json").write_text(json.dumps({**job, "gpu": gpu}))
 
     @staticmethod
-    def read(folder: Path) -> Task:
+    def read(folder: Path) -> tuple[Task, str]:
+        """The task, and the GPU that `write` was given."""
         job = json.loads((folder / "job.json").read_text())
-        return Task(job["load"], job["launch"], Path(job["blobs"]), frozenset(job["unwritten"]))
+        return Task(job["load"], job["launch"], Path(job["blobs"]), frozenset(job["unwritten"])), job["gpu"]
 
 
 def error_of(folder: Path) -> str | None:
@@ -57,10 +58,6 @@ def error_of(folder: Path) -> str | None:
         return str(json.loads((folder / "result.json").read_text())["error"])
     except FileNotFoundError:
         return None
-
-
-def gpu_of(folder: Path) -> str:
-    return str(json.loads((folder / "job.json").read_text())["gpu"])
 
 
 def perform(task: Task, index: int, gpu: str = "") -> None:
@@ -129,7 +126,8 @@ def main(argv: Sequence[str]) -> int:
     end_with_input()
     error = ""
     try:
-        perform(Task.read(folder), int(device.partition(":")[2] or 0), gpu_of(folder))
+        task, gpu = Task.read(folder)
+        perform(task, int(device.partition(":")[2] or 0), gpu)
     except (StepFailed, DeviceFault, DriverError, OSError) as problem:
         error = str(problem)
     whole = folder / "result"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Edit, LaunchSite
+from cuda_agent.model import Edit, LaunchMap, LaunchSite
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.rule import Context, with_launch
 from cuda_agent.rewrite.syntax import text
@@ -173,6 +173,11 @@ def change(
             new_grid = dims((grid[0](x), grid[1](y), grid[2](z)))
         edits += with_launch(site, new_grid, block)
     return tuple(edits)
+
+
+def fewer_blocks(context: Context, k: int) -> tuple[tuple[Edit, ...], LaunchMap]:
+    """Every launch with 1/k of its blocks along x, rounded up: a thread does the work of k."""
+    return change(context, (lambda x: over(x, k), same, same)), LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz"))
 
 
 def same(code: str) -> str:

@@ -13,7 +13,8 @@ from rich.console import Console
 from cuda_agent.engine import tasks
 from cuda_agent.progress import ROWS, Progress, SearchTable
 
-from .test_loop_timed import WORK, Bench, Script, made
+from .script import Script
+from .test_loop_timed import WORK, Bench, made
 
 ROUND = (
     made(90, "block-shape(x=64)"),

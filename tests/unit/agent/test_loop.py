@@ -6,14 +6,13 @@ import hashlib
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cuda_agent.agent import loop
-from cuda_agent.agent.policies import State
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.agent.trajectory import misfits
 from cuda_agent.device import Device, open_device
@@ -21,6 +20,7 @@ from cuda_agent.errors import Cancelled, DeviceMissing, SourceError, ToolMissing
 from cuda_agent.model import Arg, Buffer, Candidate, Launch, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore
+from unit.agent.script import Script
 
 COUNT = 1024
 # Neighbours in a warp touch elements 33 apart: 32 sectors a request where 4 would do.
@@ -56,23 +56,6 @@ def candidate(text: str, origin: str, parent: str | None = None) -> Candidate:
     return Candidate(
         "twice", ORIGINAL, text, edits.minimal(ORIGINAL, text), origin, "bit-exact", parent=parent, id=name
     )
-
-
-class Script:
-    """Proposes these rounds; `before` is called with the number of each."""
-
-    name = "script"
-
-    def __init__(self, *rounds: Sequence[Candidate], before: Callable[[int], None] = lambda number: None) -> None:
-        self.rounds, self.before, self.asked = rounds, before, 0
-
-    def ahead(self, context: object) -> Sequence[Candidate]:
-        return []
-
-    def propose(self, state: State) -> Sequence[Candidate]:
-        number, self.asked = self.asked, self.asked + 1
-        self.before(number)
-        return self.rounds[number] if number < len(self.rounds) else []
 
 
 class Bench:

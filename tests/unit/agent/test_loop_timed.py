@@ -14,7 +14,6 @@ import pytest
 
 from cuda_agent import cache, judge
 from cuda_agent.agent import loop
-from cuda_agent.agent.policies import State
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled
@@ -23,6 +22,7 @@ from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Candidate, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
 from simulated import WEATHERS, SimulatedDevice
+from unit.agent.script import Script
 from unit.judge.conftest import assemble, candidate, source, workload
 
 WORK = "b[:] = 2 * a + 1\n"
@@ -35,22 +35,6 @@ def made(us: float, origin: str = "", machine: str = WORK, note: str = "") -> Ca
     code = machine if "return" in machine else f"{machine}return {us}"
     text = source(code, "b[i] = 1 + 2 * a[i];", note=f"// {us} {note}")
     return replace(candidate(text, ORIGINAL), origin=f"rule:{origin or f'r{us}'}")
-
-
-class Script:
-    """Proposes these rounds."""
-
-    def __init__(self, *rounds: Sequence[Candidate], before: Callable[[int], None] = lambda number: None) -> None:
-        self.rounds, self.before, self.asked = rounds, before, 0
-        self.name = f"script {[one.id for round_ in rounds for one in round_]}"
-
-    def ahead(self, context: object) -> Sequence[Candidate]:
-        return []
-
-    def propose(self, state: State) -> Sequence[Candidate]:
-        number, self.asked = self.asked, self.asked + 1
-        self.before(number)
-        return self.rounds[number] if number < len(self.rounds) else []
 
 
 class Counting(SimulatedDevice):

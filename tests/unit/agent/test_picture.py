@@ -12,7 +12,8 @@ from cuda_agent.agent.request import Outcome
 from unit.judge import browser
 from unit.judge.test_page import Reader
 
-from .test_loop_timed import WORK, Bench, Script, made
+from .script import Script
+from .test_loop_timed import WORK, Bench, made
 
 SEARCH = (
     made(96, "block-shape(x=64)"),

@@ -21,7 +21,8 @@ from cuda_agent.agent.reward import Rules
 from cuda_agent.agent.trajectory import STEPS, Trajectory, applications, hider, misfits
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Timing
-from unit.agent.test_loop_timed import Bench, Script, bench, made
+from unit.agent.script import Script
+from unit.agent.test_loop_timed import Bench, bench, made
 
 __all__ = ["bench"]
 ROOT = Path(__file__).parents[3]

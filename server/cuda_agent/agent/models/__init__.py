@@ -45,6 +45,12 @@ class Tool:
     text: str
     parameters: Mapping[str, Any]
 
+    @property
+    def function(self) -> dict[str, Any]:
+        """As the OpenAI API and chat templates have it."""
+        function = {"name": self.name, "description": self.text, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

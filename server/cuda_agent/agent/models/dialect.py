@@ -46,13 +46,7 @@ class Dialect:
             return body | {"messages": [{"role": one.role, "content": one.text} for one in spoken]}
         body["messages"] = _api_messages(messages)
         if tools:
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {"name": t.name, "description": t.text, "parameters": dict(t.parameters)},
-                }
-                for t in tools
-            ]
+            body["tools"] = [tool.function for tool in tools]
             if limits.force and self.required:
                 body["tool_choice"] = "required"
         return body

@@ -42,7 +42,7 @@ class Template:
         self._render = render
         words = sorted({re.escape(token) for token in special if len(token) > 1}, key=len, reverse=True)
         self._special = re.compile("|".join(words)) if words else None
-        probe = self._try(_native(PROBE), [_tool(PROBE_TOOL)])
+        probe = self._try(_native(PROBE), [PROBE_TOOL.function])
         self.tools = probe is not None and all(word in probe for word in SEEN)
         # What a forced call begins and ends with: the template's own words where it writes calls this way.
         written = CALL.search(probe) if self.tools and probe else CALL.search(spell(PROBE[2].calls[0]))
@@ -52,7 +52,7 @@ class Template:
         """The conversation up to where the assistant goes on; with `force`, up to the JSON object of its call.
         Raises ModelError where the template refuses it."""
         messages = [replace(message, text=self._escaped(message.text)) for message in messages]
-        text = self._try(_native(messages), [_tool(tool) for tool in tools] or None) if self.tools else None
+        text = self._try(_native(messages), [tool.function for tool in tools] or None) if self.tools else None
         for system in (True, False):  # some templates know no system message
             if text is None:
                 text = self._try(_native(as_text(messages, tools, system=system)))
@@ -94,10 +94,3 @@ def _one(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         one |= {"name": message.tool, "tool_call_id": message.call}
     return one
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.text, "parameters": dict(tool.parameters)},
-    }

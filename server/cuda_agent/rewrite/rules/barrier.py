@@ -104,7 +104,7 @@ class _Redundant:
             if one.parent is None or one.parent.type != "compound_statement":
                 continue
             kept = [b for b in self.barriers if b != one and b not in gone]
-            before, after = Phases(self.context.body, lambda s, kept=kept: s in kept).around(one)  # type: ignore[misc]
+            before, after = Phases(self.context.body, kept.__contains__).around(one)
             if not self._conflict(before, after):
                 gone.append(one)
         return gone

@@ -110,8 +110,8 @@ class BlockTable(Rule):
         if divide == 1:
             mapping = LaunchMap()
         else:
-            edits += launches.change(context, (lambda x: launches.over(x, divide), launches.same, launches.same))
-            mapping = LaunchMap(grid=(f"ceil_div(gx, {divide})", "gy", "gz"))
+            fewer, mapping = launches.fewer_blocks(context, divide)
+            edits += fewer
             said = "gridDim.x is only the stride of the loop, so any number of blocks covers it"
             assumptions.append(Assumption(said, "proved"))
         exact = table.atomic != "atomicAdd" or shared.is_integer(context, table.element)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, LaunchMap, Span
+from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
@@ -68,11 +68,11 @@ class Coarsen(Rule):
             raise RuleRefused("the kernel jumps")
         check_index_only(context, found.index.value)
         reached = covered(context, bound_text(context, found), "x")
-        edits = _as_loop(context, found)
-        edits += list(launches.change(context, (lambda x: launches.over(x, k), launches.same, launches.same)))
+        body = _as_loop(context, found)
+        edits, mapping = launches.fewer_blocks(context, k)
         return Rewrite(
-            tuple(edits),
-            LaunchMap(grid=(f"ceil_div(gx, {k})", "gy", "gz")),
+            (*body, *edits),
+            mapping,
             (Assumption("each element is computed on its own", "proved"), reached),
         )
 

@@ -45,7 +45,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, LaunchMap, Span
+from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.analysis import once
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
@@ -100,11 +100,11 @@ class VectorInner(Rule):
         for name in roots:
             if not context.aligned(name, largest):
                 raise RuleRefused(f"{name} is not known to be aligned to {largest} bytes")
-        edits = [_edit(context, found, split, vectors, chosen, width)]
-        edits += launches.change(context, (lambda x: launches.over(x, width), launches.same, launches.same))
+        edit = _edit(context, found, split, vectors, chosen, width)
+        edits, mapping = launches.fewer_blocks(context, width)
         return Rewrite(
-            tuple(edits),
-            LaunchMap(grid=(f"ceil_div(gx, {width})", "gy", "gz")),
+            (edit, *edits),
+            mapping,
             (
                 Assumption(f"aligned to {largest} bytes at every launch: {', '.join(roots)}", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),

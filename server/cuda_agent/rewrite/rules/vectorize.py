@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, LaunchMap, Span
+from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import launches, syntax
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.analysis.elements import element_size
@@ -76,12 +76,12 @@ class Vectorize(Rule):
         for name, vector in arrays.items():
             if not context.aligned(name, vector.bytes):
                 raise RuleRefused(f"{name} is not known to be aligned to {vector.bytes} bytes")
-        edits = [_edit(context, found, arrays, width)]
-        edits += list(launches.change(context, (lambda x: launches.over(x, width), launches.same, launches.same)))
+        edit = _edit(context, found, arrays, width)
+        edits, mapping = launches.fewer_blocks(context, width)
         largest = max(v.bytes for v in arrays.values())
         return Rewrite(
-            tuple(edits),
-            LaunchMap(grid=(f"ceil_div(gx, {width})", "gy", "gz")),
+            (edit, *edits),
+            mapping,
             (
                 Assumption(f"{', '.join(arrays)} are aligned to {largest} bytes at every launch", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
