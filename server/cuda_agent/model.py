@@ -287,6 +287,11 @@ class Candidate:
     id: str = ""  # sha256 of the text, first 12 digits
     reason: str = ""  # one sentence of who made it: why this should be faster
 
+    @property
+    def by_model(self) -> bool:
+        """A language model wrote it, alone or with rules: compiled only in the sandbox."""
+        return self.origin.startswith("model")
+
 
 # ---------------------------------------------------------------- judgement
 

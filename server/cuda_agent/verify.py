@@ -10,7 +10,6 @@ alone say the shapes.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.program import Program, is_executable
 from cuda_agent.model import Candidate, LaunchMap, Verdict
 from cuda_agent.source import joined
-from cuda_agent.source.documents import Document
+from cuda_agent.source.documents import Document, text_id
 from cuda_agent.source.edits import minimal, unified_diff
 from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
@@ -107,7 +106,7 @@ def verify(
             request.origin,
             "reassociated",
             LaunchMap(),
-            id=hashlib.sha256(new.encode("utf-8", "surrogateescape")).hexdigest()[:12],
+            id=text_id(new),
             reason=request.reason,
         )
         if request.untrusted:

@@ -71,7 +71,7 @@ class Compiler:
     def _compile(self, candidate: Candidate) -> Compiled:
         if self.stopped():
             return Compiled(None, "stopped")
-        untrusted = candidate.origin.startswith("model")
+        untrusted = candidate.by_model
         try:
             return Compiled(self.device.compile(self.build, candidate.text, untrusted=untrusted))
         except CompileError as error:

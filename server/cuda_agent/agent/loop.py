@@ -177,7 +177,7 @@ class _Search:
     def _allowed(self, candidate: Candidate) -> Candidate | None:
         """Text from a model, or from a file that others may have written, is compiled only when the edit policy lets
         it; it is launched as it says."""
-        if not (candidate.origin.startswith("model") or self.request.foreign):
+        if not (candidate.by_model or self.request.foreign):
             return candidate
         candidate, gate = judge.edit_policy(
             self.device, self.build, self.workload, self.text, candidate, self.request.options
@@ -405,7 +405,7 @@ class _Search:
     def _binary(self, candidate: Candidate | None) -> Binary:
         if candidate is None:
             return self.original
-        return self.device.compile(self.build, candidate.text, untrusted=candidate.origin.startswith("model"))
+        return self.device.compile(self.build, candidate.text, untrusted=candidate.by_model)
 
     def _facts(self, candidate: Candidate | None) -> Facts | None:
         """What the compiler made of the kernel; the emulator's counts nothing."""

@@ -117,13 +117,13 @@ class Recording:
 
     def proposed(self, candidates: Sequence[Candidate]) -> None:
         """A round. What a model does it tells itself."""
-        rules = [one.id for one in candidates if not one.origin.startswith("model")]
+        rules = [one.id for one in candidates if not one.by_model]
         if rules:
             self.trajectory.append("action", by="rules", name="propose", candidates=rules)
 
     def step(self, step: Step, steps: Sequence[Step]) -> None:
         """`steps`: all up to this one."""
-        rules = self.rules(steps) if step.candidate.origin.startswith("model") else None
+        rules = self.rules(steps) if step.candidate.by_model else None
         if step.verdict is None and step.mark:
             earned = self._rewards.get(step.mark)  # of the first with this machine code
         elif step.verdict is None:
@@ -138,14 +138,14 @@ class Recording:
         return reward.best_rules(steps, self.known) if self.models else None
 
     def full(self, step: Step, verdict: Verdict, seconds: float, steps: Sequence[Step]) -> None:
-        model = step.candidate.origin.startswith("model")
+        model = step.candidate.by_model
         earned = reward.of_verdict(verdict, self.rules(steps) if model else None)
         self.trajectory.full(step.candidate.id, verdict, seconds, earned)
 
     def end(self, outcome: Outcome, steps: Sequence[Step], budget: Budget, **more: Any) -> None:
         """Of a search that came to an end, also one that was stopped."""
         verdict, rules = outcome.verdict, self.rules(steps)
-        mine = outcome.candidate is not None and outcome.candidate.origin.startswith("model")
+        mine = outcome.candidate is not None and outcome.candidate.by_model
         self._end(
             budget,
             status=outcome.status,

@@ -5,7 +5,6 @@ process's from then on."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,7 @@ def verify(ask: Verify, report: Report) -> Any:
     from cuda_agent.inputs import find_or_make
     from cuda_agent.model import Candidate, LaunchMap
     from cuda_agent.source import joined
-    from cuda_agent.source.documents import Document
+    from cuda_agent.source.documents import Document, text_id
     from cuda_agent.source.edits import minimal, unified_diff
     from cuda_agent.source.symbols import module
     from cuda_agent.toolchain.build import find_build
@@ -126,7 +125,7 @@ def verify(ask: Verify, report: Report) -> Any:
             ask.origin,
             ask.numeric,  # type: ignore[arg-type]
             from_json(LaunchMap, ask.launch),
-            id=hashlib.sha256(ask.candidate.encode("utf-8", "surrogatepass")).hexdigest()[:12],
+            id=text_id(ask.candidate),
             reason=ask.reason,
         )
         verdict = judge.judge(

@@ -108,7 +108,7 @@ class Case:
 
     @cached_property
     def candidate_binary(self) -> Binary:
-        return self.device.compile(self.build, self.candidate.text, untrusted=self.candidate.origin.startswith("model"))
+        return self.device.compile(self.build, self.candidate.text, untrusted=self.candidate.by_model)
 
     def kernel_in(self, binary: Binary, launch: Launch) -> str:
         """Mangled name of the launched kernel in a binary. Raises WorkloadError when it is not there."""

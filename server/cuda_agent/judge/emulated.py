@@ -125,7 +125,7 @@ def look(case: Case, trials: Sequence[Trial]) -> Look:
     if not trials:
         return Look("no launch is small enough for it, and none could be derived")
     until = time.monotonic() + case.options.emulator_s
-    untrusted = case.candidate.origin.startswith("model")
+    untrusted = case.candidate.by_model
     try:
         with open_device(_spec(case), untrusted=untrusted) as device:
             if why := why_not(device, case.build):
@@ -147,7 +147,7 @@ def compilations(case: Case) -> Iterator[Callable[[], object]]:
     """What a look compiles, one call each; the results go into the cache."""
     from cuda_agent.device.emulator import build
 
-    untrusted = case.candidate.origin.startswith("model")
+    untrusted = case.candidate.by_model
     yield lambda: build.compile(case.build, case.original)
     yield lambda: build.compile(case.build, case.candidate.text, untrusted=untrusted)
     yield lambda: build.compile(_plain(case.build), KNOWN_BAD)

@@ -9,7 +9,6 @@ person to read.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ from cuda_agent.model import (
 )
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import aliasing, dispatch, trips
-from cuda_agent.source.documents import Document
+from cuda_agent.source.documents import Document, text_id
 from cuda_agent.source.edits import apply as apply_edits
 from cuda_agent.source.edits import minimal
 from cuda_agent.source.symbols import Module
@@ -262,7 +261,7 @@ class Rule(ABC):
             launch=launch_map.compose(done.launch, base.launch) if base else done.launch,
             assumptions=merged,
             parent=base.id if base else None,
-            id=hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12],
+            id=text_id(text),
         )
 
 

@@ -7,6 +7,7 @@ encoding.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ _EOL = re.compile(rb"\r\n|\n|\r")
 def encode(text: str) -> bytes:
     """UTF-8 bytes of `text`. Lone surrogates (an editor may send them) become three bytes, so every offset exists."""
     return text.encode("utf-8", "surrogatepass")
+
+
+def text_id(text: str) -> str:
+    """What a candidate is called: sha256 of its text, first 12 digits."""
+    return hashlib.sha256(encode(text)).hexdigest()[:12]
 
 
 def decode(data: bytes) -> str:

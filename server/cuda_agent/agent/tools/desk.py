@@ -6,7 +6,6 @@ is compiled only by the loop, after the edit policy has passed it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,9 @@ from cuda_agent.model import Assumption, Candidate, Edit, LaunchMap, NumericClas
 from cuda_agent.rewrite import labels_of, launches
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.source import edits
+from cuda_agent.source.documents import text_id
 from cuda_agent.source.edits import minimal
 from cuda_agent.workload import launch_map
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 @dataclass
@@ -70,7 +66,7 @@ class Desk:
             launch=self.launch,
             assumptions=self.assumptions,
             parent=self.parent,
-            id=digest(self.text),
+            id=text_id(self.text),
             reason=self.reason,
         )
 

@@ -81,7 +81,7 @@ def _other_sources(case: Case) -> list[str]:
             unknown.append(was.name)
         else:
             here = replace(build, file=case.build.file, through=path)
-            case.device.compile(here, case.candidate.text, untrusted=case.candidate.origin.startswith("model"))
+            case.device.compile(here, case.candidate.text, untrusted=case.candidate.by_model)
     return unknown
 
 

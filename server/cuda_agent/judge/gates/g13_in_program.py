@@ -41,7 +41,7 @@ class InProgram:
     def check(self, case: Case) -> GateResult:
         if not case.options.in_program:
             return not_run(self, "not asked for: add --in-program")
-        if case.candidate.origin.startswith("model"):
+        if case.candidate.by_model:
             return not_run(self, "text from a model is compiled only in the sandbox, where no whole program is built")
         try:
             with Program(case) as program:
