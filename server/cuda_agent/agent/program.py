@@ -187,7 +187,8 @@ def _touch(one: Edit, other: Edit) -> bool:
 def _known_of(device: Device, build: Build, text: str, won: Sequence[Outcome]) -> str:
     judged_alone = f"the edits of {len(won)} kernels were judged one by one"
     try:
-        binary = device.compile(build, text)
+        untrusted = any(outcome.candidate is not None and outcome.candidate.by_model for outcome in won)
+        binary = device.compile(build, text, untrusted=untrusted)
     except CompileError as error:
         return f"{judged_alone}; together they do not compile: {error}"
     found = {name: facts.sass_hash for name, facts in binary.kernels.items()}

@@ -175,6 +175,19 @@ def test_all_edits_in_one_file(project: Path) -> None:
     assert whole.sentence.endswith("compiled together, each has the machine code that was judged")
 
 
+@pytest.mark.parametrize("origin", ["rule:unroll", "model:x+unroll"])
+def test_what_a_model_wrote_is_compiled_in_the_sandbox_here_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    (first, *others), _ = searched(project)
+    assert first.candidate is not None
+    device, asked = SimulatedDevice(WEATHERS["quiet"], 7, assemble), []
+    original = device.compile
+    monkeypatch.setattr(device, "compile", lambda *a, **more: asked.append(more) or original(*a, **more))
+    together(Request(project), [replace(first, candidate=replace(first.candidate, origin=origin)), *others], device)
+    assert [more["untrusted"] for more in asked] == [origin.startswith("model")]
+
+
 def test_machine_code_that_changed_is_said(project: Path) -> None:
     outcomes, _ = searched(project)
 
