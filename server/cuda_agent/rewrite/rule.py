@@ -76,8 +76,8 @@ class Context:
         first = text if original is None else original
         return cls(module, dispatch.worker(module, module.kernel(kernel)), workload, device, first, base, facts)
 
-    def behind(self, candidate: Candidate) -> Context:
-        """The same kernel in the text of a candidate that was made from this one and has the same machine code."""
+    def behind(self, candidate: Candidate, facts: Facts | None = None) -> Context:
+        """The same kernel and launches in the text of a candidate that was made from this one; nothing is compiled."""
         return Context.make(
             Path(self.module.document.path),
             candidate.text,
@@ -86,7 +86,7 @@ class Context:
             self.device,
             original=self.original,
             base=candidate,
-            facts=self.facts,
+            facts=facts,
         )
 
     @property

@@ -37,7 +37,7 @@ def played(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
             server = stack.enter_context(ScriptedModel(script, then, model="coder"))
             model = endpoint.Endpoint("coder", server.url)
             stack.callback(model.close)
-            return bench.run(ModelPolicy(model), **request), server  # type: ignore[arg-type]
+            return bench.run(ModelPolicy(model), **request), server
 
         yield play
 

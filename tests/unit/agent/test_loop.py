@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_agent.agent import loop
+from cuda_agent.agent.policies import Policy
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.agent.trajectory import misfits
 from cuda_agent.device import Device, open_device
@@ -82,7 +83,7 @@ class Bench:
 
     def run(
         self,
-        policy: Script,
+        policy: Policy | None,
         *,
         value: Callable[[int], float] = lambda i: 1.0 + i % 97,
         cancelled: Callable[[], bool] | None = None,

@@ -38,7 +38,7 @@ def last(model: Scripted, turn: int = -1) -> str:
 
 
 def run(bench: Bench, model: Scripted, **request: Any) -> Outcome:
-    return bench.run(ModelPolicy(model), **request)  # type: ignore[arg-type]
+    return bench.run(ModelPolicy(model), **request)
 
 
 def test_a_good_rewrite_is_verified(bench: Bench) -> None:
@@ -265,13 +265,13 @@ def test_a_stop_keeps_the_best(bench: Bench) -> None:
 
 
 def run_cancelled(bench: Bench, model: Scripted, cancelled: Callable[[], bool]) -> Outcome:
-    return bench.run(ModelPolicy(model), cancelled=cancelled)  # type: ignore[arg-type]
+    return bench.run(ModelPolicy(model), cancelled=cancelled)
 
 
 def test_mixed_begins_with_the_rules_and_goes_on_from_their_best(bench: Bench) -> None:
     model = Scripted(call("edit", old="i * 33 % n", new="i", why="coalesced"), call("verify"), call("submit"))
     policy = Mixed(ModelPolicy(model, from_best=True))
-    outcome = bench.run(policy)  # type: ignore[arg-type]
+    outcome = bench.run(policy)
     assert policy.name == "mixed:scripted"
     origins = [step.candidate.origin for step in outcome.steps]
     assert origins[0].startswith("rule:")
@@ -283,24 +283,24 @@ def test_mixed_begins_with_the_rules_and_goes_on_from_their_best(bench: Bench) -
 
 def test_mixed_leaves_the_model_its_half(bench: Bench) -> None:
     model = Scripted(kernel(GOOD), call("verify"), call("submit"))
-    outcome = bench.run(Mixed(ModelPolicy(model, from_best=True)), max_candidates=4)  # type: ignore[arg-type]
+    outcome = bench.run(Mixed(ModelPolicy(model, from_best=True)), max_candidates=4)
     assert [step.candidate.origin.partition(":")[0] for step in outcome.steps] == ["rule", "rule", "model"]
 
 
 def test_mixed_beats_the_rules_where_they_find_nothing(bench: Bench) -> None:
     """No rule sees that the 33 is needless."""
-    rules = bench.run(None)  # type: ignore[arg-type]
+    rules = bench.run(None)
     model = Scripted(call("edit", old="i * 33 % n", new="i", why="coalesced"), call("verify"), call("submit"))
-    mixed = bench.run(Mixed(ModelPolicy(model, from_best=True)))  # type: ignore[arg-type]
+    mixed = bench.run(Mixed(ModelPolicy(model, from_best=True)))
     assert mixed.verdict is not None
     before = rules.verdict.traffic["sectors_after"] if rules.verdict else mixed.verdict.traffic["sectors_before"]
     assert mixed.verdict.traffic["sectors_after"] < before / 4
 
 
 def test_mixed_never_ends_below_the_rules(bench: Bench) -> None:
-    rules = bench.run(None)  # type: ignore[arg-type]
+    rules = bench.run(None)
     model = Scripted(kernel(WRONG), call("verify"), ModelError("gone"))
-    mixed = bench.run(Mixed(ModelPolicy(model, from_best=True)))  # type: ignore[arg-type]
+    mixed = bench.run(Mixed(ModelPolicy(model, from_best=True)))
     assert mixed.status == rules.status
     assert mixed.candidate == rules.candidate
 

@@ -37,6 +37,7 @@ class Transformers:
         self.name = f"transformers:{_called(where, folder, gguf)}"
         try:
             with _while_importing(OMP_WAIT_POLICY="PASSIVE", TQDM_DISABLE="1"):
+                # llguidance: its absence is said here, not at the first forced call.
                 import llguidance  # noqa: F401
                 import torch
                 import transformers

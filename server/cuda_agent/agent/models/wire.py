@@ -70,6 +70,7 @@ class Wire(httpx2.AsyncHTTPTransport):
 def proxy_of(scheme: str, host: str) -> str | None:
     """HTTPS_PROXY for an https:// host that NO_PROXY does not name: it sees the host, not the text. http:// never goes
     through one."""
+    # typeshed does not know `proxy_bypass_environment`.
     if scheme != "https" or urllib.request.proxy_bypass_environment(host):  # type: ignore[attr-defined]
         return None
     return urllib.request.getproxies_environment().get("https")

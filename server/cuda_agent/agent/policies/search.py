@@ -188,7 +188,7 @@ def _chains(context: Context) -> Iterator[tuple[Recipe, Candidate]]:
         yield (move,), made
         if _opening(move):
             with suppress(RuleRefused):  # the text behind it is not understood whole
-                yield from (((move, one), last) for one, last in moves(context.behind(made), able))
+                yield from (((move, one), last) for one, last in moves(context.behind(made, context.facts), able))
 
 
 def _opening(move: Move) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cuda_agent.agent.policies import State, Step
 from cuda_agent.errors import SourceError, UsageError, WorkloadError
@@ -72,16 +71,7 @@ class Desk:
 
     def context(self) -> Context:
         """Of the text as it is; nothing is compiled for it. Raises SourceError."""
-        first = self.original
-        return Context.make(
-            Path(first.module.document.path),
-            self.text,
-            first.kernel.id,
-            first.workload,
-            first.device,
-            original=first.text,
-            base=None if self.untouched else self.candidate(),
-        )
+        return self.original if self.untouched else self.original.behind(self.candidate())
 
     def step(self) -> Step | None:
         """What became of this text, if it was judged."""
