@@ -1,14 +1,14 @@
 """The 34 development programs of HeCBench: captured, and every kernel of them optimised without a model.
 
 usage: hecbench.py CORPUS [--out FOLDER] [--device cuda|emulator] [--programs a,b] [--gpus N] [--together N]
-                   [--budget SECONDS] [--wall SECONDS] [--earlier RESULTS.jsonl] [--report]
+                   [--budget SECONDS] [--wall SECONDS] [--earlier RESULTS.jsonl] [--again] [--report]
 
 CORPUS is HeCBench's `src`. Builds (`make ARCH=…`) run ahead on the CPU's cores. A GPU captures up to four built
 programs at once or optimises one; with `--together N` so many such things happen on it side by side, and only what is
 timed is alone (`device/turn.py`). With `--gpus N` each GPU takes the next program. Every row is written to
 `results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with `--earlier`) does the
-rest. After `--wall` seconds it stops what it is doing, keeps that and prints. `--report` only prints. Written are
-also `table.md`, `gallery.md` and `log.txt`.
+rest, with `--again` also the kernels that were judged and have no verified gain. After `--wall` seconds it stops what
+it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`, `gallery.md` and `log.txt`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,9 @@ class Place:
 
 
 class Bench:
-    def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace, work: Path, known: Mapping[str, Sequence[str]]) -> None:
         self.arguments, self.work, self.out = arguments, work, arguments.out
+        self.known = known  # kernels of a program that need no search any more
         self.started = time.time()
         self.deadline = self.started + arguments.wall
         self.emulated = arguments.device == "emulator"
@@ -156,6 +157,7 @@ class Bench:
             "budget": arguments.budget,
             "deadline": self.deadline,
             "capture_seconds": arguments.capture_seconds,
+            "known": self.known.get(program.name, ()),
         }
         environment = dict(os.environ)
         if gpu is not None and not self.emulated:
@@ -252,6 +254,7 @@ def main() -> int:
     parser.add_argument("--capture-seconds", type=float, default=120.0)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--earlier", type=Path, help="results.jsonl of an earlier run, taken over first")
+    parser.add_argument("--again", action="store_true", help="search again where nothing is verified")
     parser.add_argument("--report", action="store_true", help="run nothing: print what the results say")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -274,12 +277,19 @@ def run(arguments: argparse.Namespace, results: Path) -> None:
     names = arguments.programs.split(",") if arguments.programs else list(by_name)
     if unknown := [name for name in names if name not in by_name]:
         raise SystemExit(f"no such program: {', '.join(unknown)}")
-    _, known = report.read(results)
-    todo = [by_name[name] for name in names if not known.get(name, {}).get("done")]
+    rows, programs = report.read(results)
+    known: dict[str, list[str]] = {}
+    open_ = {name for name in names if not programs.get(name, {}).get("done")}
+    for row in rows:
+        if report.faster(row) or not (arguments.again or row["cut"]):
+            known.setdefault(row["program"], []).append(row["kernel"])
+        elif row["judged"]:
+            open_.add(row["program"])
+    todo = [by_name[name] for name in names if name in open_]
     if arguments.device == "emulator":
         todo = [program for program in todo if program.emulator]
     with tempfile.TemporaryDirectory(prefix="hecbench-") as work:
-        Bench(arguments, Path(work)).run(todo)
+        Bench(arguments, Path(work), known).run(todo)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from cuda_agent.workload import bundle
 
 SOURCES = (".cu", ".cuh", ".h", ".hpp")
 REPORT = "bench-capture.json"
-SLACK, SLACK_S = 1.5, 45.0  # a kernel that takes longer than so many times its seconds and these is stopped
+SLACK, SLACK_S = 1.5, 90.0  # a kernel that takes longer than so many times its seconds and these is stopped
 LEAST_SHARE = 0.1  # of a program's seconds, however little a kernel costs in it
 
 
@@ -51,6 +51,7 @@ class Task:
     capture_seconds: float = 120.0
     first: int = 1  # launches recorded, a kernel and run
     cap: int = 1 << 30  # bytes of the largest launch that is recorded
+    known: tuple[str, ...] = ()  # kernels that have their row already
 
 
 @dataclass
@@ -155,18 +156,20 @@ def optimise(folder: Path, task: Task, search: Callable[..., Outcome] = optimize
             workload = bundle.find(path, kernel) if row.captured else None
             if workload is None:
                 row.status, row.why_not = "not captured", why_not(entry, report["why"])
-                emit({"row": row})
+                if kernel not in task.known:
+                    emit({"row": row})
                 continue
             measure(device, path, workload, row)
             found.append((row, path, workload))
+        searching = time.monotonic()  # the budget is for searches: measuring waits for others that use the GPU
         total = sum(cost(row) for row, _, _ in found) or 1.0
         for row, _, _ in found:
             row.share = cost(row) / total
-        pending = sorted(found, key=lambda item: -cost(item[0]))
+        pending = sorted((one for one in found if one[0].kernel not in task.known), key=lambda item: -cost(item[0]))
         while pending:
             row, path, workload = pending[0]
             weights = [max(LEAST_SHARE, item[0].share or 0.0) for item in pending if item[0].judged]
-            left = task.budget - (time.monotonic() - started)
+            left = task.budget - (time.monotonic() - searching)
             seconds = max(0.0, left) * weights[0] / sum(weights) if row.judged else 0.0
             if row.judged:
                 end = min(task.deadline, time.time() + SLACK * seconds + SLACK_S)
@@ -268,7 +271,7 @@ def fill(row: Row, outcome: Outcome) -> None:
 def main() -> int:
     verb, folder, words = sys.argv[1:]
     fields = json.loads(words)
-    task = replace(Task("", ""), **(fields | {"runs": tuple(fields["runs"])}))
+    task = replace(Task("", ""), **(fields | {name: tuple(fields[name]) for name in ("runs", "known")}))
     {"build": build, "capture": record, "optimize": optimise}[verb](Path(folder), task)
     return 0
 

@@ -31,6 +31,7 @@ from cuda_agent.agent.loop import optimize
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, open_device
+from cuda_agent.device.turn import turn
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.source import documents
 from cuda_agent.workload import bundle
@@ -187,7 +188,7 @@ def climb(
         shutil.copytree(folder, first := folder.with_name(f"{folder.name}-first"))
         _optimise(ladder, folder, device, budget, late, search, climbed)
         build(ladder, folder, arch)
-        _race(ladder, first, folder, climbed)
+        _race(ladder, first, folder, device.uuid, climbed)
     except (CudaAgentError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         climbed.error = f"{type(error).__name__}: {error}"
     climbed.seconds = time.monotonic() - began
@@ -233,8 +234,8 @@ def _optimise(
         climbed.diff = ""
 
 
-def _race(ladder: Ladder, first: Path, ours: Path, climbed: Climbed) -> None:
-    """All versions by the program's own benchmark, in turns."""
+def _race(ladder: Ladder, first: Path, ours: Path, gpu: str, climbed: Climbed) -> None:
+    """All versions by the program's own benchmark, in turns, each alone on the GPU as far as we use it."""
     best: dict[str, float] = {}
     for _ in range(TURNS):
         for name, version, folder in (
@@ -242,7 +243,8 @@ def _race(ladder: Ladder, first: Path, ours: Path, climbed: Climbed) -> None:
             ("ours", ladder.first, ours),
             *((version.name, version, first) for version in ladder.experts),
         ):
-            best[name] = min(best.get(name, math.inf), measure(version, folder, ladder.passed))
+            with turn(gpu, alone=True):
+                best[name] = min(best.get(name, math.inf), measure(version, folder, ladder.passed))
     climbed.first, climbed.ours = best.pop("first"), best.pop("ours")
     climbed.best_name, climbed.best = min(best.items(), key=lambda item: item[1])
 

@@ -50,11 +50,11 @@ elif verb == "capture":
     say({"captured": 1})
 else:
     print("no JSON")
-    say(row("one", 1.5))
+    if "one" not in task["known"]: say(row("one", 1.5))
     if name == "crash": os.abort()
     if name == "hang": time.sleep(60)
     time.sleep(0.3)
-    say(row("two", None))
+    say(row("two", 1.2 if task["known"] else None))
     say({"done": True})
 with open(os.environ["STAND_IN_LOG"], "a") as log:
     log.write(json.dumps([name, verb, gpu, began, time.time()]) + "\n")
@@ -71,7 +71,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     log = tmp_path / "log"
     monkeypatch.setenv("STAND_IN_LOG", str(log))
 
-    def go(*names: str, gpus: int = 1, wall: float = 20.0, budget: float = 1.0) -> Any:
+    def go(*names: str, gpus: int = 1, wall: float = 20.0, budget: float = 1.0, again: bool = False) -> Any:
         log.write_text("")
         for name in names:
             if name != "missing":
@@ -90,6 +90,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             wall=wall,
             capture_seconds=5.0,
             arch="sm_90",
+            again=again,
         )
         hecbench.run(arguments, out / "results.jsonl")
         rows, programs = hecbench_report.read(out / "results.jsonl")
@@ -138,6 +139,14 @@ def test_the_wall_ends_it_and_a_second_run_does_the_rest(bench: Any) -> None:
     assert programs["fine"]["done"]
     assert {name for name, *_ in used} == {"good", "fine"}
     assert {name for name, *_ in bench("good", "fine", "more")[2]} == {"more"}
+
+
+def test_again_searches_where_nothing_was_verified(bench: Any) -> None:
+    bench("good")
+    rows, _, used = bench("good", again=True)
+    assert [(row["kernel"], row["ratio"]) for row in rows] == [("one", 1.5), ("two", 1.2)]
+    assert {name for name, *_ in used} == {"good"}
+    assert bench("good", again=True)[2] == []
 
 
 KERNEL = source("b[:] = 2 * a + 1\nreturn 51.0")

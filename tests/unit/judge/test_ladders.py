@@ -71,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def climb(folder: Path, find: Any, ladder: Ladder = LADDER) -> Climbed:
-    device: Any = SimpleNamespace(restart=lambda: None)
+    device: Any = SimpleNamespace(restart=lambda: None, uuid="")
     return ladders.climb(ladder, folder, device, "sm_90", 10.0, lambda: False, find)
 
 
