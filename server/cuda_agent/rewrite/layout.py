@@ -51,15 +51,18 @@ def insert_before(context: Context, loop: Node, lines: Sequence[str]) -> Iterato
     """`lines` in front of the loop (and of its `#pragma`), in its indentation. A loop that is the one statement of an
     `if` or loop gets braces around both."""
     eol, indent, step = context.eol, context.indent(loop.start_byte), unit(context)
+    lines = [line.rstrip() for line in lines]
     if loop.parent is None or loop.parent.type == "compound_statement":
         at = start_with_pragma(context, loop)
-        yield Edit(Span(at, at), "".join(f"{line}{eol}{indent}" for line in lines))
+        below = [*lines[1:], "the loop"]  # an empty line gets no indentation
+        text = "".join(line + eol + (indent if next_ else "") for line, next_ in zip(lines, below, strict=True))
+        yield Edit(Span(at, at), text)
         return
     before = loop.prev_sibling
     gap = Span(before.end_byte if before is not None else loop.start_byte, loop.start_byte)
     own_line = eol in context.slice(gap)
     inside = indent if own_line else indent + step
-    yield Edit(gap, " {" + eol + "".join(f"{inside}{line}{eol}" for line in lines) + inside)
+    yield Edit(gap, " {" + eol + "".join(f"{inside if line else ''}{line}{eol}" for line in lines) + inside)
     closing = indent.removesuffix(step) if own_line else indent
     yield Edit(Span(loop.end_byte, loop.end_byte), f"{eol}{closing}}}")
 

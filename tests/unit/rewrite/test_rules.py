@@ -4,6 +4,7 @@ tests/markers/rules."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def test_rule(path: Path, update: bool) -> None:
     if isinstance(got, Candidate):
         shown = joined.shown(Path("/project/src", sources(archive)[0]), got.original)
         said = unified_diff(got.original, got.text, shown)
+        assert not re.search(r"^\+[ \t]+$", said, re.M), "a line of blanks"
         said += f"launch {' '.join(got.launch.grid)} | {' '.join(got.launch.block)} · {got.numeric}\n"
         assert apply(got.original, got.edits) == got.text
         after = module(Document(context.module.document.path, got.text))
