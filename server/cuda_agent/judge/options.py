@@ -40,5 +40,5 @@ class JudgeOptions:
     program_timeout_s: float = 600.0  # G13: one build and run of the program
     emulator_s: float = 15.0  # G7 on a GPU: for the emulator's checkers beside it; 0 does not ask them
     checkers_timeout_s: float = 60.0  # G7 on a GPU: half of it for the candidate, the rest for the original
-    checker_bytes: int = 256 << 20  # of the launch they see
+    checker_bytes: int = 512 << 20  # of the launch they see
     traffic: bool = True  # trace on the emulator: needed by G7 and for predicted sectors
