@@ -8,7 +8,8 @@ programs at once or optimises one; with `--together N` so many such things happe
 timed is alone (`device/turn.py`). With `--gpus N` each GPU takes the next program. Every row is written to
 `results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with `--earlier`) does the
 rest, with `--again` also the kernels that were judged and have no verified gain. After `--wall` seconds it stops what
-it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`, `gallery.md` and `log.txt`.
+it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`, `gallery.md`, `log.txt`
+and `gave.json` (for docs/rules).
 """
 
 from __future__ import annotations
@@ -268,6 +269,7 @@ def main() -> int:
     shown, numbers = report.table(rows, programs), report.summary(rows)
     (arguments.out / "table.md").write_text(f"{shown}\n\n{numbers}\n", encoding="utf-8")
     (arguments.out / "gallery.md").write_text(report.gallery(rows) + "\n", encoding="utf-8")
+    (arguments.out / "gave.json").write_text(report.gave(rows) + "\n", encoding="utf-8")
     print(f"{shown}\n\n{numbers}")
     return 0
 

@@ -171,3 +171,10 @@ def _shown(number: int, row: Row) -> str:
             "```",
         ]
     )
+
+
+def gave(rows: Iterable[Row]) -> str:
+    """The verified gains as docs/rules/gave.json has them."""
+    named = ("program", "kernel", "rules", "ratio", "ci", "device", "date")
+    won = sorted((row for row in rows if faster(row)), key=lambda row: (row["program"], row["kernel"]))
+    return json.dumps([{name: row[name] for name in named} for row in won], indent=1)
