@@ -21,8 +21,10 @@ from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.edits import apply
-from cuda_agent.source.tree import enclosing, is_written, strip_parens
+from cuda_agent.source.tree import enclosing, is_written, operator, strip_parens
 
+_UNSIGNED = re.compile(r"\b(?:threadIdx|blockIdx|blockDim|gridDim)\b")
+_SIGN_MATTERS = frozenset(("-", "/", "%", ">>", "<", "<=", ">", ">="))
 _NARROW = frozenset(("char", "unsigned char", "uchar", "short", "unsigned short", "ushort", "bool", "float", "half"))
 
 
@@ -184,7 +186,8 @@ class Body:
                 edits.append(Edit(syntax.span(n), f"({value})" if " " in value and _tight(n) else value))
             elif (local := self.local(n)) is not None:
                 inner = self.expanded(local, value)
-                edits.append(Edit(syntax.span(n), f"({inner})" if _parenthesised(local, n) else inner))
+                cast = _cast(local, inner, n, node)
+                edits.append(Edit(syntax.span(n), f"{cast}({inner})" if cast or _parenthesised(local, n) else inner))
         start = node.start_byte
         moved = [Edit(Span(e.span.start - start, e.span.end - start), e.text) for e in edits]
         return apply(self.context.slice(syntax.span(node)), moved)
@@ -223,6 +226,21 @@ def _undivided(node: Node) -> Node:
     if node.type == "binary_expression" and text(syntax.field(node, "operator")) == "%":
         return syntax.field(node, "left")
     return node
+
+
+def _cast(local: Node, inner: str, name: Node, within: Node) -> str:
+    """`(int)` where the value of `int name = threadIdx.x` stands in the place of `name`, and an operator around it
+    gives something else without a sign; else ""."""
+    declaration = enclosing(local, "declaration")
+    kind = text(syntax.field(declaration, "type")) if declaration is not None else ""
+    if kind not in ("int", "long", "long long", "int64_t") or not _UNSIGNED.search(inner):
+        return ""
+    node: Node | None = name
+    while node is not None and node != within:
+        node = node.parent
+        if node is not None and operator(node) in _SIGN_MATTERS:
+            return f"({kind})"
+    return ""
 
 
 def _parenthesised(value: Node, place: Node) -> bool:
