@@ -235,21 +235,6 @@ async def test_an_untrusted_folder_asks_no_model(started: Starter, workspace: Pa
     assert editor.asked == []
 
 
-async def test_a_neovim_user_picks_a_model_with_one_setting(started: Starter, workspace: Path) -> None:
-    """An endpoint; its key comes from the shell that Neovim was started in, and goes to that endpoint."""
-    script = [call(name, **arguments) for name, arguments in STEPS]
-    with ScriptedModel(script, then=call("submit", why=WHY)) as model:
-        # The policy only keeps the test short: without it the rules go first.
-        settings = {"model": model.spec, "policy": "model"}
-        editor = await started(neovim(), settings=settings, environment={keys.OURS: "ours-5b1f"})
-        uri = editor.open(workspace / "softmax_rows.cu")
-        await editor.press(uri, "Optimise")
-        assert "written by endpoint:scripted" in await editor.until_lens(uri, "verified on the emulator", 180)
-        assert {request.headers["authorization"] for request in model.requests} == {"Bearer ours-5b1f"}
-    assert not any("ours-5b1f" in message.message for message in editor.client.messages)
-    assert not any("ours-5b1f" in message.message for message in editor.client.log_messages)
-
-
 async def test_a_hostile_server_keeps_nobody_waiting(started: Starter, workspace: Path) -> None:
     """Ten megabytes, silence, broken streams and wrong tools: the editor is answered as ever, and the end is said."""
     silence = call("verify").but(delay=3.0)

@@ -21,8 +21,15 @@ def code_lens(server: CudaAgentServer, params: types.CodeLensParams) -> list[typ
     lenses = []
     for kernel in file.module.kernels:
         where = file.range(kernel.name_span, server.documents.encoding)
-        lenses += [types.CodeLens(where, command) for command in row(server, file, kernel)]
+        lenses += [types.CodeLens(_nth(where, n), command) for n, command in enumerate(row(server, file, kernel))]
     return lenses
+
+
+def _nth(name: types.Range, n: int) -> types.Range:
+    """A character further for each lens: Neovim sorts a line's lenses by where they start, and equal ones as they
+    come out of the sort."""
+    start = types.Position(name.start.line, min(name.start.character + n, name.end.character))
+    return types.Range(start, name.end)
 
 
 def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[types.Command]:
