@@ -2,19 +2,22 @@
 
 Every tool is first shown a kernel with the fault that it is there for; one that does not name it has no say. Each run
 is a process of its own, so a finding belongs to one kernel, and a tool that ends the context ends nothing else. What a
-tool finds in the original is kept: a search judges many candidates against one.
+tool finds in the original is kept: a search judges many candidates against one. A process takes seconds to start and
+its launch milliseconds, so what does not depend on the candidate may begin while earlier gates are asked (`ahead`).
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -22,7 +25,8 @@ from weakref import WeakKeyDictionary
 from cuda_agent.device import Device, jobs, sanitizer
 from cuda_agent.device.bare import Task
 from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
-from cuda_agent.errors import WorkloadError
+from cuda_agent.errors import Cancelled, CudaAgentError, WorkloadError
+from cuda_agent.judge import baseline
 from cuda_agent.judge.case import CANDIDATE, ORIGINAL, Case
 from cuda_agent.judge.hidden import small
 from cuda_agent.model import Arg, Binary, Buffer, Launch, Pointer
@@ -64,7 +68,9 @@ ZEROS = "zeros"
 BAD = "bad"  # module name, beside ORIGINAL and CANDIDATE
 # A process under a tool takes about a gigabyte of a GPU; small ones hold fewer at a time.
 BYTES_A_RUN = 4 << 30
-RUNS = 8
+RUNS = 12  # all: three sides, four tools
+POLL_S = 0.1
+INITCHECK = "initcheck"  # it gets the pure outputs as they were allocated, so they must be known
 _proved: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()  # tools that found their known-bad kernel
 _originals: WeakKeyDictionary[Device, dict[tuple[object, ...], Checked]] = WeakKeyDictionary()
 
@@ -78,7 +84,7 @@ class Answer:
     why: str = ""  # of a tool that did not run
     findings: tuple[Finding, ...] = ()  # of the candidate; of "worse" only those the original does not show
     own: tuple[Finding, ...] = ()  # of the original
-    seconds: float = 0.0  # of all its runs
+    seconds: float = 0.0  # of its runs that were not over when the gate was asked
 
     def to_json(self) -> dict[str, Any]:
         kinds = sorted({finding.kind for finding in self.own})
@@ -116,29 +122,39 @@ def choose(case: Case) -> Chosen:
 Run = tuple[str, str]  # a tool, and BAD, ORIGINAL or CANDIDATE
 
 
+@contextmanager
+def ahead(case: Case) -> Iterator[None]:
+    """The runs that `check` will need, the candidate's apart, begin in the background; those that are not over at the
+    end are ended. What goes wrong happens to `check` again, which says so."""
+    with closing(Runs(case, small.smallest(case))) as runs:
+        case.checkers = runs
+        runs.begin()
+        yield
+
+
 def check(case: Case, tool: Sanitizer, index: int) -> list[Answer]:
-    """Every tool's answer, in the order of `sanitizer.TOOLS`. The candidate has half of the time; the rest is the
-    original's, first under the tools that found something. Raises Cancelled, and what stops the whole gate: the
-    known-bad kernels do not compile, a blob is missing."""
+    """Every tool's answer, in the order of `sanitizer.TOOLS`. The candidate has half of the time. The original is asked
+    at once where there is room for all, else afterwards, first under the tools that found something. Raises Cancelled,
+    and what stops the whole gate: the known-bad kernels do not compile, a blob is missing."""
     started, limit = time.monotonic(), case.options.checkers_timeout_s
-    proved = _proved.setdefault(case.device, set())
-    kept = _originals.setdefault(case.device, {})
-    keys = {name: (tool.path, name, case.original_binary.sha256, case.launches[index]) for name in sanitizer.TOOLS}
-    with _tasks(case, index) as tasks, _Runs(case, tool, tasks) as runs:
-        shown = [(name, BAD) for name in sanitizer.TOOLS if name not in proved]
-        done = runs([*shown, *((name, CANDIDATE) for name in sanitizer.TOOLS)], started + limit / 2)
-        proved |= {name for name, _ in shown if not _missed(name, done[name, BAD])}
-        asked = [
-            name
-            for name in sanitizer.TOOLS
-            if name in proved and not done[name, CANDIDATE].why and keys[name] not in kept
-        ]
-        asked.sort(key=lambda name: not done[name, CANDIDATE].findings)
-        done |= runs([(name, ORIGINAL) for name in asked], started + limit)
-    kept |= {keys[name]: done[name, ORIGINAL] for name in asked if not done[name, ORIGINAL].why}
+    runs, case.checkers = case.checkers or Runs(case, index), None
+    with closing(runs):
+        runs.take_over()
+        shown = [(name, BAD) for name in runs.unproved()]
+        theirs = [(name, ORIGINAL) for name in runs.unknown(tool)]
+        first = [*shown, *((name, CANDIDATE) for name in sanitizer.TOOLS)]
+        runs.start(tool, first, started + limit / 2)
+        if runs.room_for(theirs):
+            runs.start(tool, theirs, started + limit)
+        done = runs.results(tool, first, started + limit / 2)
+        asked = [run for run in theirs if run[0] in runs.proved and not done[run[0], CANDIDATE].why]
+        asked.sort(key=lambda run: not done[run[0], CANDIDATE].findings)
+        runs.start(tool, asked, started + limit)
+        done |= runs.results(tool, asked, started + limit)
+        kept = {name: runs.kept.get(runs.key(tool, name)) for name in sanitizer.TOOLS}
     answers = []
     for name in sanitizer.TOOLS:
-        original = done.get((name, ORIGINAL)) or kept.get(keys[name])
+        original = done.get((name, ORIGINAL)) or kept[name]
         made = _answer(name, done.get((name, BAD)), done[name, CANDIDATE], original)
         seconds = sum(checked.seconds for (of, _), checked in done.items() if of == name)
         answers.append(replace(made, seconds=seconds))
@@ -174,62 +190,139 @@ def _missed(tool: str, shown: Checked) -> str:
     return f"it did not find the {kind} of a known-bad kernel ({said})"
 
 
-@contextmanager
-def _tasks(case: Case, index: int) -> Iterator[dict[Run, Task]]:
-    """Every run that may be asked for, its blobs on disk. initcheck gets the pure outputs as they were allocated."""
-    bad = case.device.compile(replace(case.build, flags=(), through=None), KNOWN_BAD)
-    binaries = (bad, case.original_binary, case.candidate_binary)
-    launches = {ORIGINAL: case.original_launch("run", index), CANDIDATE: case.candidate_launch("run", index)}
-    outputs = case.baseline(index).poisoned
-    with tempfile.TemporaryDirectory(prefix="cuda-agent-launch-") as folder:
-        blobs = Path(folder)
-        held = {ZEROS: bytes(4 * THREADS), **{binary.sha256: binary.data for binary in binaries}}
-        source = jobs.BlobSource(bundle.BlobStore(case.workload.blobs), {**case.held, **held})
-        for name in [*held, *jobs.blob_names([launches[ORIGINAL]])]:
-            (blobs / name).write_bytes(source[name])
-        tasks = {(tool, BAD): bad_task(tool, bad, blobs) for tool in sanitizer.TOOLS}
-        for side, binary in zip((ORIGINAL, CANDIDATE), binaries[1:], strict=True):
-            load = jobs.load_step(binary, side)
-            for tool in sanitizer.TOOLS:
-                unwritten = outputs if tool == "initcheck" else frozenset[int]()
-                tasks[tool, side] = Task(load, launches[side], blobs, unwritten)
-        yield tasks
-
-
 def bad_task(tool: str, binary: Binary, blobs: Path) -> Task:
     """The launch of the kernel that a tool must find fault with. The folder holds the binary and ZEROS."""
     pointers = [Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in (0, 1)]
     buffers = (Buffer(0, 4 * THREADS, (ZEROS,), None), Buffer(0, 4 * THREADS, (ZEROS,), None))
     count = Arg(16, THREADS.to_bytes(4, "little"))
     launch = Launch(SHOWN[tool][0], "", (1, 1, 1), (THREADS, 1, 1), 0, (*pointers, count), buffers)
-    unwritten = frozenset({1}) if tool == "initcheck" else frozenset[int]()
+    unwritten = frozenset({1}) if tool == INITCHECK else frozenset[int]()
     return Task(jobs.load_step(binary, BAD), jobs.launch_step("run", BAD, launch), blobs, unwritten)
 
 
-class _Runs:
-    """Runs tasks under tools, several at once."""
+class Runs:
+    """Runs of one launch under the tools, several at once. Each begins once; `close` ends those that are not over."""
 
-    def __init__(self, case: Case, tool: Sanitizer, tasks: Mapping[Run, Task]) -> None:
-        self.case, self.tool, self.tasks = case, tool, tasks
+    def __init__(self, case: Case, index: int) -> None:
+        self.case, self.index = case, index
         at_once = min(RUNS, os.cpu_count() or 1, case.device.info.memory_bytes // BYTES_A_RUN)
-        self._pool = ThreadPoolExecutor(max(1, at_once), thread_name_prefix="sanitizer")
+        self.at_once = max(1, at_once)
+        self.proved = _proved.setdefault(case.device, set())
+        self.kept = _originals.setdefault(case.device, {})
+        self._pools = [ThreadPoolExecutor(self.at_once, "sanitizer")]
+        self._folder = tempfile.TemporaryDirectory(prefix="cuda-agent-launch-")
+        self._begun: dict[Run, Future[Checked]] = {}
+        self._early: frozenset[Run] = frozenset()  # begun before the gate
+        self._beginning: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()  # nothing begins, and the folder gets nothing, after the end
 
-    def __enter__(self) -> _Runs:
-        return self
+    def unproved(self) -> list[str]:
+        """Tools that have yet to find their known-bad kernel."""
+        return [name for name in sanitizer.TOOLS if name not in self.proved]
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    def unknown(self, tool: Sanitizer) -> list[str]:
+        """Tools that have yet to see the original."""
+        return [name for name in sanitizer.TOOLS if self.key(tool, name) not in self.kept]
 
-    def __call__(self, runs: Iterable[Run], until: float) -> dict[Run, Checked]:
-        asked = {run: self._pool.submit(self._one, run, until) for run in runs}
-        return {run: future.result() for run, future in asked.items()}
+    def key(self, tool: Sanitizer, name: str) -> tuple[object, ...]:
+        return tool.path, name, self.case.original_binary.sha256, self.case.launches[self.index]
 
-    def _one(self, run: Run, until: float) -> Checked:
-        self.case.check_cancelled()
+    def room_for(self, runs: Sequence[Run]) -> bool:
+        """Whether they and all that are not over can run at once."""
+        under_way = sum(not future.done() for future in self._begun.values())
+        return under_way + sum(run not in self._begun for run in runs) <= self.at_once
+
+    def begin(self) -> None:
+        """Begin, in a thread of its own, what is known to be needed before the candidate is."""
+        self._beginning = threading.Thread(target=self._begin, name="sanitizer-ahead", daemon=True)
+        self._beginning.start()
+
+    def take_over(self) -> None:
+        """From the thread that began. What follows does not wait for a place behind what it began."""
+        if self._beginning is not None:
+            self.case.baseline(self.index)  # it may wait for that
+            self._beginning.join()
+            self._early = frozenset(self._begun)
+            self._pools.append(ThreadPoolExecutor(self.at_once, "sanitizer"))
+
+    def _begin(self) -> None:
+        limit = self.case.options.checkers_timeout_s
+        with suppress(CudaAgentError):
+            tool = sanitizer.find()
+            self.start(tool, [(name, BAD) for name in self.unproved()], time.monotonic() + limit / 2)
+            for name in sorted(self.unknown(tool), key=lambda name: name == INITCHECK):
+                while name == INITCHECK and baseline.known(self.case, self.index) is None:
+                    if self._ended.wait(POLL_S):  # for an earlier gate, which makes it: here it would be made twice
+                        return
+                self.start(tool, [(name, ORIGINAL)], time.monotonic() + limit)
+
+    def start(self, tool: Sanitizer, runs: Sequence[Run], until: float) -> None:
+        """Those of them that have not begun. Raises Cancelled after the end."""
+        for run in runs:
+            if run in self._begun:
+                continue
+            task, binary = self._task(*run)
+            held = {**self.case.held, ZEROS: bytes(4 * THREADS), binary.sha256: binary.data}
+            source = jobs.BlobSource(bundle.BlobStore(self.case.workload.blobs), held)
+            with self._lock:
+                if self._ended.is_set():
+                    raise Cancelled("nobody waits for it")
+                for name in (binary.sha256, *jobs.blob_names([task.launch])):
+                    if not (task.blobs / name).exists():
+                        (task.blobs / name).write_bytes(source[name])
+                self._begun[run] = self._pools[-1].submit(self._one, tool, run, task, until)
+
+    def results(self, tool: Sanitizer, runs: Sequence[Run], until: float) -> dict[Run, Checked]:
+        """Of runs that have begun. One that went wrong before the gate began (earlier gates shared the GPU) is run
+        again."""
+        done = {run: self._begun[run].result() for run in runs}
+        if again := [run for run in runs if run in self._early and done[run].why]:
+            self._early = self._early.difference(again)
+            for run in again:
+                del self._begun[run]
+            self.start(tool, again, until)
+            done |= self.results(tool, again, until)
+        return done
+
+    def close(self) -> None:
+        with self._lock:
+            self._ended.set()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    @cached_property
+    def _bad(self) -> Binary:
+        return self.case.device.compile(replace(self.case.build, flags=(), through=None), KNOWN_BAD)
+
+    def _task(self, name: str, side: str) -> tuple[Task, Binary]:
+        case, blobs = self.case, Path(self._folder.name)
+        if side == BAD:
+            return bad_task(name, self._bad, blobs), self._bad
+        if side == ORIGINAL:
+            binary, launch = case.original_binary, case.original_launch("run", self.index)
+        else:
+            binary, launch = case.candidate_binary, case.candidate_launch("run", self.index)
+        unwritten = case.baseline(self.index).poisoned if name == INITCHECK else frozenset[int]()
+        return Task(jobs.load_step(binary, side), launch, blobs, unwritten), binary
+
+    def _one(self, tool: Sanitizer, run: Run, task: Task, until: float) -> Checked:
+        name, side = run
         left = until - time.monotonic()
+        if self._stopped():
+            raise Cancelled("stopped by the person")
         if left <= 0:
             return Checked((), "no time was left for it", "", 0.0)
-        return sanitizer.check(self.tool, run[0], self.case.device, self.tasks[run], left, self.case.cancelled)
+        checked = sanitizer.check(tool, name, self.case.device, task, left, self._stopped)
+        if side == BAD and not _missed(name, checked):
+            self.proved.add(name)
+        if side == ORIGINAL and not checked.why:
+            self.kept[self.key(tool, name)] = checked
+        return checked
+
+    def _stopped(self) -> bool:
+        return self._ended.is_set() or (self.case.cancelled is not None and self.case.cancelled())
 
 
 def new_findings(candidate: Sequence[Finding], original: Sequence[Finding]) -> list[Finding]:
