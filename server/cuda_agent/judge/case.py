@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from cuda_agent.judge.baseline import Baseline
     from cuda_agent.judge.hidden.plan import Plan
     from cuda_agent.judge.outcome import Outcome
-    from cuda_agent.judge.sanitizer import Runs
     from cuda_agent.judge.timing import Times
+    from cuda_agent.judge.tool_runs import Runs
 
 ORIGINAL, CANDIDATE = "original", "candidate"  # module names in a job
 Results = list[dict[str, Any]]

@@ -20,11 +20,11 @@ from cuda_agent.device.bare import Task
 from cuda_agent.device.client import Channel
 from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
 from cuda_agent.errors import Cancelled, ToolMissing
-from cuda_agent.judge import JudgeOptions, ahead
-from cuda_agent.judge import sanitizer as checkers
+from cuda_agent.judge import JudgeOptions, ahead, tool_runs
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
-from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, bad_task, new_findings
+from cuda_agent.judge.sanitizer import new_findings
+from cuda_agent.judge.tool_runs import KNOWN_BAD, SHOWN, bad_task
 from cuda_agent.model import Binary, Build, GateResult, Workload
 from fake_sanitizer import install
 from patience import patience
@@ -281,7 +281,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_a_second_candidate_pays_only_for_itself(
     fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkers, "RUNS", 4)  # too few for all at once: in the order of what is needed
+    monkeypatch.setattr(tool_runs, "RUNS", 4)  # too few for all at once: in the order of what is needed
     seen = runs(monkeypatch)
     racy = source("tell('racecheck')\nb[:] = 2 * a + 1\nreturn 100.0")
     work = workload(tmp_path)
@@ -356,7 +356,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def known(device: CheckedDevice) -> tuple[int, int]:
     """Tools that found their known-bad kernel, and that saw the original."""
-    return len(checkers._proved.get(device, ())), len(checkers._originals.get(device, ()))
+    return len(tool_runs._proved.get(device, ())), len(tool_runs._originals.get(device, ()))
 
 
 def test_all_run_at_once_where_there_is_room(
@@ -433,7 +433,7 @@ def test_the_gate_waits_for_what_is_under_way(
 def test_the_candidate_does_not_queue_behind_what_began_ahead(
     fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
 ) -> None:
-    monkeypatch.setattr(checkers, "RUNS", 2)
+    monkeypatch.setattr(tool_runs, "RUNS", 2)
     go, waiting, real = threading.Event(), list[str](), sanitizer.check
 
     def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
@@ -490,7 +490,7 @@ def test_a_tool_that_is_missing_is_the_gates_to_say(
 def test_nothing_runs_ahead_on_few_cores_or_beside_large_launches(
     device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
 ) -> None:
-    monkeypatch.setattr(checkers.Runs, "begin", lambda runs: None)
+    monkeypatch.setattr(tool_runs.Runs, "begin", lambda runs: None)
 
     def begins(**options: Any) -> bool:
         case = case_of(device, tmp_path)
