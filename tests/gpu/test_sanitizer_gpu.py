@@ -17,7 +17,7 @@ from cuda_agent.device import Device, bare, open_device, sanitizer
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
-from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, THREADS, ZEROS, bad_task
+from cuda_agent.judge.tool_runs import KNOWN_BAD, SHOWN, THREADS, ZEROS, bad_task
 from cuda_agent.model import Arg, Buffer, Build, Candidate, GateResult, Launch, LaunchMap, Pointer, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore

@@ -65,19 +65,25 @@ _kept: WeakKeyDictionary[Device, dict[tuple[object, ...], Baseline]] = WeakKeyDi
 
 def of(case: Case, index: int) -> Baseline:
     """The baseline of launch `index`, made on first use. Raises WorkloadError when the capture does not replay."""
-    launch = case.launches[index]
-    key = (
+    if (found := known(case, index)) is None:
+        found = _kept.setdefault(case.device, {})[_key(case, index)] = _make(case, index)
+    return found
+
+
+def known(case: Case, index: int) -> Baseline | None:
+    """The baseline, where it has been made."""
+    return _kept.get(case.device, {}).get(_key(case, index))
+
+
+def _key(case: Case, index: int) -> tuple[object, ...]:
+    return (
         sha256(case.original),
         case.original_binary.sha256,
         str(case.workload.root),
-        launch,
+        case.launches[index],
         index,
         case.options.traffic,
     )
-    known = _kept.setdefault(case.device, {})
-    if key not in known:
-        known[key] = _make(case, index)
-    return known[key]
 
 
 def _make(case: Case, index: int) -> Baseline:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cuda_agent.judge.hidden.plan import Plan
     from cuda_agent.judge.outcome import Outcome
     from cuda_agent.judge.timing import Times
+    from cuda_agent.judge.tool_runs import Runs
 
 ORIGINAL, CANDIDATE = "original", "candidate"  # module names in a job
 Results = list[dict[str, Any]]
@@ -67,6 +68,7 @@ class Case:
         self._outcomes: dict[int, Outcome] = {}
         self._times: Times | None = None
         self._label: Literal["SAME", "AMBIGUOUS"] | None = None
+        self.checkers: Runs | None = None  # what began under compute-sanitizer before G7 asked
         self.held: dict[str, bytes] = {}  # blobs that were made up and are in no bundle, by sha256
         self.ran: dict[str, set[str]] = {"verified": set(), "timed": set()}  # candidate binaries, for G14
 

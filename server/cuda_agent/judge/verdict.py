@@ -46,7 +46,7 @@ def judge(
     "percentage"}` after each gate. Raises Cancelled when `cancelled()` turns true; the worker is killed then.
     Everything else ends in the verdict."""
     case = _case(device, build, workload, original, candidate, options, cancelled, module)
-    with nullcontext() if case.emulated else ahead.compiling(case):
+    with nullcontext() if case.emulated else ahead.begun(case):
         results = _ask(case, GATES, on_event, quick=False)
     return _sum_up(case, results, quick=False)
 

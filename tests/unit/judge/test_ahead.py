@@ -55,7 +55,7 @@ def case(**changes: Any) -> Any:
     ],
 )
 def test_what_is_compiled(done: dict[str, threading.Event], changes: dict[str, Any], expected: set[str]) -> None:
-    with ahead.compiling(case(**changes)):
+    with ahead.begun(case(**changes)):
         for name in expected:
             assert done[name].wait(patience(5))
     assert {name for name, event in done.items() if event.is_set()} == expected
@@ -72,7 +72,7 @@ def test_what_has_not_begun_when_the_gates_end_never_does(
 
     monkeypatch.setattr(ahead, "AT_ONCE", 1)
     monkeypatch.setattr(mutation, "compile_mutants", slow)
-    with ahead.compiling(case()):
+    with ahead.begun(case()):
         assert begun.wait(patience(5))
     go.set()
     assert not done[EMULATED].wait(0.2)

@@ -4,9 +4,10 @@ it fail, pass, and not run."""
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import pytest
 from cuda_agent import judge
 from cuda_agent.device import sanitizer
 from cuda_agent.device.bare import Task
+from cuda_agent.device.client import Channel
 from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
 from cuda_agent.errors import Cancelled, ToolMissing
-from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge import JudgeOptions, ahead, tool_runs
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
-from cuda_agent.judge.sanitizer import KNOWN_BAD, SHOWN, bad_task, new_findings
+from cuda_agent.judge.sanitizer import new_findings
+from cuda_agent.judge.tool_runs import KNOWN_BAD, SHOWN, bad_task
 from cuda_agent.model import Binary, Build, GateResult, Workload
 from fake_sanitizer import install
 from patience import patience
@@ -73,6 +76,12 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = install(tmp_path / "toolkit")
     monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
     return path
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which everything may run at once, and ahead."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
 
 
 def asked(
@@ -272,6 +281,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_a_second_candidate_pays_only_for_itself(
     fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tool_runs, "RUNS", 4)  # too few for all at once: in the order of what is needed
     seen = runs(monkeypatch)
     racy = source("tell('racecheck')\nb[:] = 2 * a + 1\nreturn 100.0")
     work = workload(tmp_path)
@@ -325,3 +335,229 @@ def test_only_the_full_judgement_asks(device: CheckedDevice, tmp_path: Path) -> 
     verdict = judge.judge(device, build(tmp_path), work, ORIGINAL, made, options=JudgeOptions(rounds=8))
     assert verdict.status == "rejected"
     assert gate(verdict).status == "fail"
+
+
+# ---------------------------------------------------------------- at once, and ahead of the gate
+
+
+def case_of(
+    device: CheckedDevice, folder: Path, machine: str = RIGHT, cancelled: Callable[[], bool] | None = None
+) -> Case:
+    made = candidate(source(machine, "b[i] = 1 + 2 * a[i];"), ORIGINAL)
+    return Case(device, build(folder), workload(folder), ORIGINAL, made, cancelled=cancelled)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + patience(20)
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def known(device: CheckedDevice) -> tuple[int, int]:
+    """Tools that found their known-bad kernel, and that saw the original."""
+    return len(tool_runs._proved.get(device, ())), len(tool_runs._originals.get(device, ()))
+
+
+def test_all_run_at_once_where_there_is_room(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    together = threading.Barrier(12)
+    real = sanitizer.check
+
+    def check(*task: Any) -> Checked:
+        together.wait(patience(20))
+        return real(*task)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    assert asked(fresh, tmp_path, RIGHT).status == "pass"
+
+
+def test_what_turns_out_not_to_be_needed_is_not_waited_for(
+    device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    real, ended = sanitizer.check, []
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, left: float, cancelled: Callable[[], bool]) -> Checked:
+        if task.launch["module"] == "original":
+            until(cancelled)
+            ended.append(name)
+            raise Cancelled("stopped")
+        return real(tool, name, on, task, left, cancelled)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    original = source("b[:] = 2 * a + 1\nreturn 102.0")
+    fails = "import os\nif 'FAKE_FINDINGS' in os.environ: raise StepFailed('not here')\n" + RIGHT
+    result = asked(device, tmp_path, fails, original=original)
+    assert (result.status, sorted(ended)) == ("not-run", sorted(SHOWN))
+
+
+def test_the_original_has_run_when_the_gate_asks(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    seen, case = runs(monkeypatch), case_of(fresh, tmp_path)
+    with ahead.begun(case):
+        until(lambda: known(fresh) == (4, 3))
+        assert ("initcheck", "original") not in seen  # which buffers are pure outputs an earlier gate finds out
+        case.baseline(0)
+        until(lambda: known(fresh) == (4, 4))
+        seen.clear()
+        result = RacesAndMemory().check(case)
+    assert result.status == "pass", result.detail
+    assert sorted(seen) == sorted((name, "candidate") for name in SHOWN)
+
+
+def test_the_gate_waits_for_what_is_under_way(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    seen, go, real = runs(monkeypatch), threading.Event(), sanitizer.check
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
+        checked = real(tool, name, on, task, *rest)
+        if task.launch["module"] == "candidate":
+            go.set()
+        elif name == "racecheck":
+            assert go.wait(patience(20))
+        return checked
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    case = case_of(fresh, tmp_path)
+    with ahead.begun(case):
+        case.baseline(0)
+        until(lambda: known(fresh) == (3, 3))
+        result = RacesAndMemory().check(case)
+    assert result.status == "pass", result.detail
+    assert len(seen) == len(set(seen)) == 12
+
+
+def test_the_candidate_does_not_queue_behind_what_began_ahead(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    monkeypatch.setattr(tool_runs, "RUNS", 2)
+    go, waiting, real = threading.Event(), list[str](), sanitizer.check
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
+        if task.launch["module"] == "original":
+            waiting.append(name)
+            assert go.wait(patience(20))
+        elif task.launch["module"] == "candidate":
+            go.set()
+        return real(tool, name, on, task, *rest)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    case = case_of(fresh, tmp_path)
+    with ahead.begun(case):
+        until(lambda: len(waiting) == 2)
+        result = RacesAndMemory().check(case)
+    assert result.status == "pass", result.detail
+
+
+def test_what_went_wrong_ahead_is_run_again(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    wrong, real = {("memcheck", "original"), ("synccheck", "bad")}, sanitizer.check
+
+    def check(tool: Sanitizer, name: str, on: Any, task: Task, *rest: Any) -> Checked:
+        run = name, task.launch["module"]
+        if run in wrong:
+            wrong.remove(run)
+            return Checked((), "CUDA_ERROR_OUT_OF_MEMORY", "", 0.1)
+        return real(tool, name, on, task, *rest)
+
+    monkeypatch.setattr(sanitizer, "check", check)
+    case = case_of(fresh, tmp_path)
+    with ahead.begun(case):
+        case.baseline(0)
+        until(lambda: known(fresh) == (3, 3))
+        assert not wrong
+        result = RacesAndMemory().check(case)
+    assert result.status == "pass", result.detail
+
+
+def test_a_tool_that_is_missing_is_the_gates_to_say(
+    fresh: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    def missing() -> Sanitizer:
+        raise ToolMissing("compute-sanitizer was not found")
+
+    monkeypatch.setattr(sanitizer, "find", missing)
+    case = case_of(fresh, tmp_path)
+    with ahead.begun(case):
+        assert case.checkers is not None
+        assert RacesAndMemory().check(case).detail.startswith("compute-sanitizer was not found")
+
+
+def test_nothing_runs_ahead_on_few_cores_or_beside_large_launches(
+    device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    monkeypatch.setattr(tool_runs.Runs, "begin", lambda runs: None)
+
+    def begins(**options: Any) -> bool:
+        case = case_of(device, tmp_path)
+        case.options = JudgeOptions(**options)
+        with ahead.begun(case):
+            return case.checkers is not None
+
+    assert begins()
+    assert not begins(checker_bytes=100)  # G5 derives one
+    monkeypatch.setattr(ahead, "COPIES", 1 << 40)
+    assert not begins()
+    monkeypatch.setattr(ahead, "COPIES", 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert not begins()
+
+
+@pytest.fixture
+def processes(fresh: CheckedDevice, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every run, under a tool that takes a minute to start; all must be gone at the end, and their folders."""
+    monkeypatch.setenv("FAKE_MODE", "slow")
+    pids: list[int] = []
+    real = fresh.bare
+
+    def bare(folder: Path, before: Sequence[str] = ()) -> Channel:
+        channel = real(folder, before)
+        pids.append(channel.pid)
+        return channel
+
+    monkeypatch.setattr(fresh, "bare", bare)
+    return pids
+
+
+def gone(pids: list[int], temporary: Path) -> bool:
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
+    return bool(pids) and not [path for path in temporary.iterdir() if path.name.startswith("cuda-agent-")]
+
+
+def test_they_end_with_the_judgement(
+    fresh: CheckedDevice, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ahead.begun(case_of(fresh, tmp_path)):
+        until(lambda: len(processes) == 7)
+        started = time.monotonic()
+    assert time.monotonic() - started < patience(2)
+    assert gone(processes, tmp_path)
+    assert known(fresh) == (0, 0)
+
+
+def test_they_end_when_the_gate_does_not_need_them(
+    fresh: CheckedDevice, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    case = case_of(fresh, tmp_path, "b[:] = 2 * a + 1\nreturn 100.0")
+    with ahead.begun(case):
+        until(lambda: len(processes) == 7)
+        assert RacesAndMemory().check(case).detail.startswith("the same instructions")
+        assert gone(processes, tmp_path)
+
+
+def test_they_end_when_the_person_stops_it(
+    fresh: CheckedDevice, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: None
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    case = case_of(fresh, tmp_path)
+    with pytest.raises(Cancelled):
+        judge.judge(fresh, case.build, case.workload, ORIGINAL, case.candidate, cancelled=lambda: len(processes) >= 7)
+    assert gone(processes, tmp_path)

@@ -38,7 +38,11 @@ class RacesAndMemory:
 
     def check(self, case: Case) -> GateResult:
         if not case.emulated:
-            return self._on_gpu(case)
+            try:
+                return self._on_gpu(case)
+            finally:  # nothing runs beside the timing gates
+                if case.checkers is not None:
+                    case.checkers.close()
         if not case.options.traffic:
             return not_run(self, "launches were not traced")
         if why := emulated.why_not(case.device, case.build):
