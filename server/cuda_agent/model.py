@@ -244,6 +244,8 @@ class Workload:
     environment: Mapping[str, str] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)  # from kernels.toml, by parameter name
     seen: int = 0  # launches of the kernel in the captured run, the recorded ones among them; 0: not known
+    varied: frozenset[int] | None = None  # positions of parameters that differed between launches seen; None: not known
+    ended: bool = False  # the program did not come to its own end: it may have launches that were not seen
 
 
 # ---------------------------------------------------------------- candidates

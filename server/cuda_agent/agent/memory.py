@@ -100,6 +100,7 @@ class Memory:
             self.build.flags,
             self.original,
             inputs(self.workload),
+            _varied(self.workload),
             self.workload.origin,
             self.workload.device,
         )
@@ -138,6 +139,13 @@ def inputs(workload: Workload, after: bool = True) -> tuple[object, ...]:
         )
         for launch in workload.launches
     )
+
+
+def _varied(workload: Workload) -> object:
+    """What is known of the scalars of launches that are not in the workload; pointers change from run to run."""
+    first = workload.launches[0].args if workload.launches else ()
+    scalars = {i for i, arg in enumerate(first) if not arg.pointers}
+    return workload.varied is not None and sorted(workload.varied & scalars), workload.ended
 
 
 def _plain(arg: Arg) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ class Follower:
     launches: dict[tuple[int, int], RawLaunch] = field(default_factory=dict)
     seen: dict[tuple[int, str], int] = field(default_factory=dict)  # by (process, mangled name)
     wanted: dict[str, bool] = field(default_factory=dict)  # by mangled name
+    changed: dict[str, set[int] | None] = field(default_factory=dict)  # parameters, by mangled name; None: not told
+    first: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)  # parameters of each process's first launch
     notes: list[str] = field(default_factory=list)
     stopped: bool = False
     _at: int = 0
@@ -77,6 +80,7 @@ class Follower:
             key = (int(entry["pid"]), str(entry["mangled"]))
             self.seen[key] = max(self.seen.get(key, 0), int(entry["seen"]))
             self.wanted[str(entry["mangled"])] = bool(entry["wanted"])
+            self._take_parameters(str(entry["mangled"]), entry)
         elif "dropped" in entry:
             self.launches.pop((int(entry["pid"]), int(entry["dropped"])), None)
         else:
@@ -85,6 +89,30 @@ class Follower:
             self.launches[int(entry["pid"]), int(entry["seq"])] = launch
             return launch
         return None
+
+    def _take_parameters(self, mangled: str, entry: Mapping[str, Any]) -> None:
+        changed = self.changed.setdefault(mangled, set())
+        if changed is None or entry["varied"] is None:
+            self.changed[mangled] = None
+        else:
+            changed.update(entry["varied"])
+        if "first" in entry:
+            self.first.setdefault(mangled, set()).add(tuple(entry["first"]))
+
+    def varied(self, kernel: str) -> frozenset[int] | None:
+        """Positions of the kernel's parameters whose bytes were not the same in all launches of all its instantiations
+        in all processes, pointers among them; None where the record does not tell them of every launch."""
+        found: set[int] = set()
+        first: set[tuple[str, ...]] = set()
+        for mangled, changed in self.changed.items():
+            if names.kernel_name(mangled) == kernel:
+                if changed is None:
+                    return None
+                found |= changed
+                first |= self.first.get(mangled, set())
+        # Instantiations may differ in their parameters: what one of them lacks is not the same in all.
+        columns = itertools.zip_longest(*first)
+        return frozenset(found | {i for i, values in enumerate(columns) if len(set(values)) > 1}) if first else None
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -141,8 +169,10 @@ def convert(
     command: Sequence[str],
     environment: Mapping[str, str],
     first: int,
+    ended: bool,
 ) -> Iterator[Workload]:
-    """Saves one bundle a kernel under `captures`; a kernel's earlier bundle is replaced. Raises WorkloadError."""
+    """Saves one bundle a kernel under `captures`; a kernel's earlier bundle is replaced. `ended`: the program did not
+    come to its own end. Raises WorkloadError."""
     groups: dict[str, list[RawLaunch]] = {}
     counts: Counter[str] = Counter()
     for (_, _), launch in sorted(follower.launches.items(), key=lambda item: item[0][1]):
@@ -170,6 +200,8 @@ def convert(
             command=tuple(command),
             environment=dict(environment),
             seen=seen[kernel],
+            varied=follower.varied(kernel),
+            ended=ended,
         )
         saved = bundle.save(folder, workload)
         bundle.prune(folder, saved)

@@ -202,7 +202,8 @@ class Session:
         bundles = {}
         recorded = {name: value for name in RECORDED_VARIABLES if (value := os.environ.get(name)) is not None}
         captures = self.options.into or paths.home / "captures"
-        for workload in raw.convert(follower, captures, shown, recorded, self.options.first):
+        ended = follower.stopped or done.cancelled or done.timed_out or done.exit_code != 0
+        for workload in raw.convert(follower, captures, shown, recorded, self.options.first, ended):
             bundles[workload.kernel] = workload.root
             self.on_event(
                 {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +167,8 @@ class Context:
         return next(n for n in (name, *(f"{name}{i}" for i in range(2, 100))) if n not in taken)
 
     def captured(self, parameter: str) -> tuple[int, ...]:
-        """The values an integer parameter had in the captured launches; empty when unknown."""
+        """The values an integer parameter had in the recorded launches; empty when unknown. In others it may have had
+        other values: see `varied`."""
         if self.workload is None:
             return ()
         position = next((i for i, p in enumerate(self.kernel.params) if p.name == parameter), None)
@@ -180,6 +181,26 @@ class Context:
                 return ()
             values.append(int.from_bytes(data, "little", signed=True))
         return tuple(values)
+
+    @cached_property
+    def varied(self) -> frozenset[str]:
+        """Parameters that had other values in launches that were not recorded: what `captured` and `numbers` have of
+        them speaks for a few launches only."""
+        workload = self.workload
+        if workload is None or (workload.seen == len(workload.launches) and not workload.ended):
+            return frozenset()
+        positions = workload.varied or ()
+        return frozenset(p.name for i, p in enumerate(self.kernel.params) if i in positions)
+
+    @property
+    def every_launch(self) -> str:
+        """The launches that a scalar which is not `varied` is known of, in words."""
+        workload = self.workload
+        if workload is None or workload.origin != "captured":
+            return "every launch"
+        if workload.varied is None and workload.seen != len(workload.launches):
+            return "every recorded launch"
+        return "every launch seen" if workload.ended else "every launch"
 
     def pointer_targets(self) -> list[dict[str, tuple[int, int]]]:
         """Per launch: pointer parameter → (buffer number, offset in it)."""
@@ -273,6 +294,12 @@ def refuse_damaged(context: Context) -> None:
         raise RuleRefused(f"{context.kernel.name} has #if inside: which branch is built is not known from the text")
 
 
+def changes(parameters: Iterable[str]) -> str:
+    """The words of a refusal for scalars whose recorded values are not the usual ones."""
+    found = sorted(parameters)
+    return f"{' and '.join(found)} change{'s' if len(found) == 1 else ''} between launches"
+
+
 def with_launch(site: LaunchSite, grid: str | None, block: str | None) -> tuple[Edit, ...]:
     """Edits of one launch site's grid and block texts."""
     edits = []
@@ -283,4 +310,4 @@ def with_launch(site: LaunchSite, grid: str | None, block: str | None) -> tuple[
     return tuple(edits)
 
 
-__all__ = ["Context", "Rewrite", "Rule", "RuleRefused", "Site", "refuse_damaged", "with_launch"]
+__all__ = ["Context", "Rewrite", "Rule", "RuleRefused", "Site", "changes", "refuse_damaged", "with_launch"]

@@ -239,6 +239,8 @@ def to_json(workload: Workload) -> dict[str, Any]:
         "environment": dict(workload.environment),
         "tolerance": dict(workload.tolerance),
         "seen": workload.seen,
+        "varied": None if workload.varied is None else sorted(workload.varied),
+        "ended": workload.ended,
         "launches": [_launch_to_json(launch) for launch in workload.launches],
     }
 
@@ -290,6 +292,8 @@ def from_json(data: Mapping[str, Any], folder: Path) -> Workload:
         environment={str(k): str(v) for k, v in data["environment"].items()},
         tolerance={str(k): float(v) for k, v in data["tolerance"].items()},
         seen=int(data.get("seen", 0)),
+        varied=None if data.get("varied") is None else frozenset(map(int, data["varied"])),
+        ended=bool(data.get("ended", False)),
     )
 
 

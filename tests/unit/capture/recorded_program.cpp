@@ -31,7 +31,8 @@ static bool copy_out(std::uint64_t address, void *host, std::size_t bytes) {
 template <class Args, class Work>
 static void launch(const char *mangled, unsigned blocks, const Args &args, Work work) {
     const unsigned grid[3] = {blocks, 1, 1}, block[3] = {256, 1, 1};
-    Launch made = recorder().begin(mangled, grid, block, 0, "emulator");
+    const Parameters parameters{{0, sizeof args, &args}};
+    Launch made = recorder().begin(mangled, grid, block, 0, "emulator", &parameters);
     if (made.wanted) {
         made.add_arg(0, &args, sizeof args, resolve);
         recorder().before(made, copy_out, resolve);

@@ -49,6 +49,37 @@ def test_a_file_with_a_main(source: Path) -> None:
     assert sorted(path.name for path in source.parent.iterdir()) == [".cuda-agent", "softmax_rows.cu"]
 
 
+CHANGING = """
+#include <cuda_runtime.h>
+
+__global__ void step(float *x, int width, int stride)
+{
+    int i = threadIdx.x;
+    x[i / width * width + (i + stride) % width] += 1;
+}
+
+int main()
+{
+    float *x;
+    cudaMalloc(&x, 64 * sizeof(float));
+    cudaMemset(x, 0, 64 * sizeof(float));
+    for (int stride = 1; stride < 32; stride *= 2)
+        step<<<1, 64>>>(x, 8, stride);
+    return cudaDeviceSynchronize();
+}
+"""
+
+
+def test_a_scalar_that_changes_after_the_recorded_launch(tmp_path: Path) -> None:
+    file = tmp_path / "step.cu"
+    file.write_text(CHANGING)
+    build = Build(file, tmp_path, "nvcc", ("-std=c++17", "-arch=sm_90"), "default")
+    room.build_and_run(file, [], build, CaptureOptions(device="emulator", first=1, stop=False))
+    made = bundle.find(file, "step")
+    assert made is not None
+    assert (len(made.launches), made.seen, made.varied, made.ended) == (1, 5, {2}, False)
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_make_run(source: Path) -> None:
     (source.parent / "Makefile").write_text(

@@ -17,6 +17,7 @@ import pytest
 from cuda_agent import capture as room
 from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, injection, session, shim
 from cuda_agent.errors import Cancelled, CaptureError, UsageError
+from cuda_agent.model import Workload
 from cuda_agent.workload import bundle
 from patience import patience
 
@@ -26,12 +27,21 @@ HERE = Path(__file__).parent
 MEGABYTE = 1 << 20
 
 
+def built(source: str, folder: Path) -> Path:
+    output = folder / "program"
+    argv = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{injection.NATIVE}", "-pthread"]
+    subprocess.run([*argv, str(HERE / source), "-o", str(output)], check=True)
+    return output
+
+
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("recorded") / "program"
-    argv = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{injection.NATIVE}", "-pthread"]
-    subprocess.run([*argv, str(HERE / "recorded_program.cpp"), "-o", str(output)], check=True)
-    return output
+    return built("recorded_program.cpp", tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="session")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("changing_parameters.cpp", tmp_path_factory.mktemp("changing"))
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +270,56 @@ def test_a_full_disk(small_disk: Path, program: Path) -> None:
 def test_a_bad_filter_is_said(tmp_path: Path, program: Path) -> None:
     with pytest.raises(UsageError, match="regular expression"):
         run(tmp_path, program, 1, kernel="(")
+
+
+def captured(folder: Path, kernel: str) -> Workload:
+    return bundle.load(folder / ".cuda-agent" / "captures", kernel)
+
+
+def test_parameters_that_change_in_launches_that_are_not_recorded(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 5, first=1)
+    made = captured(tmp_path, "step")
+    assert (len(made.launches), made.seen, made.ended) == (1, 5, False)
+    assert made.varied == {0, 1}  # the pointer and the size, not the rows
+    run(tmp_path, changing, 2, first=1)
+    assert captured(tmp_path, "step").varied == {0}
+
+
+def test_instantiations_count_as_launches_of_one_kernel(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 2, first=1)
+    assert captured(tmp_path, "typed").varied == {1}
+
+
+def test_parameters_that_are_not_told(tmp_path: Path, changing: Path) -> None:
+    report = run(tmp_path, changing, 5)
+    assert captured(tmp_path, "other").varied is None  # two kernels of one name
+    assert {kernel.kernel: kernel.launches for kernel in report.kernels}["untold"] == 1
+
+
+def test_a_program_that_dies_keeps_what_changed(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 5, 2, 3, first=1)
+    made = captured(tmp_path, "step")
+    assert made.varied == {0, 1}
+    assert made.ended
+
+
+def test_processes_are_compared(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, "sh", "-c", f"{changing} 1 2 && {changing} 1 3")
+    varied = captured(tmp_path, "step").varied
+    assert varied is not None
+    assert 1 in varied
+    assert 2 not in varied
+
+
+def test_an_early_stop_is_kept(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 20, first=1, stop=True)
+    made = captured(tmp_path, "step")
+    assert made.ended
+    assert 2 < made.seen < 20
+    assert made.varied == {0, 1}
+    run(tmp_path, changing, 20, first=1, stop=True, kernel="step")
+    made = captured(tmp_path, "step")
+    assert (made.seen, made.varied, made.ended) == (1, frozenset(), True)
 
 
 def test_raw_lines_are_json(tmp_path: Path, program: Path) -> None:

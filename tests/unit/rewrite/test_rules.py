@@ -26,7 +26,8 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
-    `demangled: ` when the template arguments matter."""
+    `demangled: ` when the template arguments matter. `seen: N`: launches of the program, of which the parameters at the
+    positions `varied: ` changed."""
     if "launch" not in settings:
         return None
     launches = []
@@ -44,7 +45,12 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
                 offset += 4
         mangled, demangled = settings.get("mangled", "_Z1kv"), settings.get("demangled", "k()")
         launches.append(Launch(mangled, demangled, grid, block, 0, tuple(args), tuple(buffers)))
-    return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200")
+    seen = int(settings.get("seen", len(launches)))
+    varied = frozenset(int(word) for word in settings.get("varied", "").split())
+    ended = settings.get("ended") == "yes"
+    return Workload(
+        kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200", seen=seen, varied=varied, ended=ended
+    )
 
 
 def facts(settings: dict[str, str]) -> Facts | None:

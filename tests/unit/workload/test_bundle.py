@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from pathlib import Path
@@ -64,7 +65,16 @@ def workloads(draw: st.DrawFn, folder: Path) -> Workload:
         )
     origin = draw(st.sampled_from(["captured", "spec", "synthetic"]))
     return Workload(
-        draw(names), origin, tuple(launches), folder, store.path, draw(names), tuple(draw(st.lists(names, max_size=3)))
+        draw(names),
+        origin,
+        tuple(launches),
+        folder,
+        store.path,
+        draw(names),
+        tuple(draw(st.lists(names, max_size=3))),
+        seen=draw(numbers),
+        varied=draw(st.none() | st.frozensets(st.integers(0, 40), max_size=5)),
+        ended=draw(st.booleans()),
     )
 
 
@@ -150,6 +160,16 @@ def test_a_broken_launch_file_is_named(tmp_path: Path, old: str, new: str) -> No
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(WorkloadError, match=r"launch\.json is broken"):
         bundle.load(tmp_path)
+
+
+def test_a_bundle_from_before_launches_were_compared(tmp_path: Path) -> None:
+    workload(tmp_path, b"x" * 100)
+    path = tmp_path / "launch.json"
+    data = json.loads(path.read_text())
+    del data["varied"], data["ended"]
+    path.write_text(json.dumps(data))
+    found = bundle.load(tmp_path)
+    assert (found.varied, found.ended) == (None, False)
 
 
 def test_blob_names_cannot_lead_out_of_the_bundle(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@
 namespace {
 
 using cuda_agent::capture::Launch;
+using cuda_agent::capture::Parameters;
 using cuda_agent::capture::recorder;
 
 #define TEXT_OF(x) #x
@@ -138,30 +139,63 @@ std::string device_name() {
     return found->second;
 }
 
-std::string kernel_name(void* function, const char* symbol) {
+// What a function is called, and which of the driver's functions tells its parameters (null: none does).
+struct Identity {
+    std::string name;
+    Driver::GetParam info;
+};
+
+Identity identify(void* function, const char* symbol) {
     const char* name = nullptr;
-    if (driver().kernel_name && driver().kernel_name(&name, function) == CUDA_SUCCESS && name) return name;
-    if (driver().function_name && driver().function_name(&name, function) == CUDA_SUCCESS && name) return name;
-    return symbol ? symbol : "";
+    if (driver().kernel_name && driver().kernel_name(&name, function) == CUDA_SUCCESS && name)
+        return {name, driver().kernel_param};
+    if (driver().function_name && driver().function_name(&name, function) == CUDA_SUCCESS && name)
+        return {name, driver().function_param};
+    return {symbol ? symbol : "", driver().function_param};
 }
 
-// The argument bytes: kernelParams holds one pointer a parameter, or `extra` one packed block.
-std::string collect_arguments(const Call& call, Launch& launch) {
+// Where a function's parameters lie in its parameter block.
+struct Layout {
+    std::string name;
+    std::vector<std::pair<std::size_t, std::size_t>> slots;  // offset and size
+};
+
+// Fills `layout` unless it is this function's already; returns why it cannot. Every launch asks, so a known layout costs one
+// question: a handle may have been freed and given to another kernel, which the name and the last parameter tell.
+std::string find_layout(void* function, const Identity& identity, Layout& layout) {
+    if (!identity.info) return "the driver is older than CUDA 12.4 and does not tell argument layouts";
+    Relaxed relaxed;
+    std::size_t offset = 0, size = 0;
+    if (layout.name == identity.name && !layout.slots.empty() &&
+        identity.info(function, layout.slots.size() - 1, &offset, &size) == CUDA_SUCCESS &&
+        layout.slots.back() == std::make_pair(offset, size))
+        return "";
+    layout = {identity.name, {}};
+    for (std::size_t i = 0;; ++i) {
+        const CUresult code = identity.info(function, i, &offset, &size);
+        if (code == CUDA_ERROR_INVALID_VALUE) return "";  // past the last parameter
+        if (code != CUDA_SUCCESS) {
+            layout = {};
+            return "the driver does not tell its argument layout (" + error_name(code) + ")";
+        }
+        layout.slots.emplace_back(offset, size);
+    }
+}
+
+// The argument bytes, without a copy: kernelParams holds one pointer a parameter, or `extra` one packed block. Returns why they
+// cannot be told.
+std::string find_arguments(const Call& call, const Identity& identity, Parameters& found) {
+    static std::map<void*, Layout> layouts;  // by function; the caller holds `launching`
+    Layout& layout = layouts[call.function];
+    if (std::string trouble = find_layout(call.function, identity, layout); !trouble.empty()) return trouble;
     const unsigned char* packed = nullptr;
     for (void** item = call.extra; !call.params && item && *item != CU_LAUNCH_PARAM_END; item += 2)
         if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) packed = static_cast<const unsigned char*>(item[1]);
-    const char* name = nullptr;
-    const bool is_kernel = driver().kernel_name && driver().kernel_name(&name, call.function) == CUDA_SUCCESS;
-    const Driver::GetParam info = is_kernel ? driver().kernel_param : driver().function_param;
-    if (!info) return "the driver is older than CUDA 12.4 and does not tell argument layouts";
-    std::size_t offset = 0, size = 0;
-    for (std::size_t i = 0;; ++i) {
-        const CUresult code = info(call.function, i, &offset, &size);
-        if (code == CUDA_ERROR_INVALID_VALUE) break;  // past the last parameter
-        if (code != CUDA_SUCCESS) return "the driver does not tell its argument layout (" + error_name(code) + ")";
+    for (std::size_t i = 0; i < layout.slots.size(); ++i) {
+        const auto [offset, size] = layout.slots[i];
         const void* data = call.params ? call.params[i] : packed ? packed + offset : nullptr;
         if (!data) return "argument " + std::to_string(i) + " has no value";
-        launch.add_arg(offset, data, size, resolve);
+        found.push_back({offset, size, data});
     }
     return "";
 }
@@ -216,8 +250,11 @@ bool is_capturing(CUstream stream) {
 
 void enter(const Call& call, const char* symbol) {
     std::unique_lock<std::mutex> hold(launching);
-    const std::string name = kernel_name(call.function, symbol);
-    Launch launch = recorder().begin(name, call.grid, call.block, call.shared, device_name());
+    const Identity identity = identify(call.function, symbol);
+    Parameters parameters;
+    std::string trouble = find_arguments(call, identity, parameters);
+    Launch launch = recorder().begin(identity.name, call.grid, call.block, call.shared, device_name(),
+                                     trouble.empty() ? &parameters : nullptr);
     if (!launch.wanted) return;
     if (is_capturing(call.stream)) {
         recorder().skip(launch, "it is being captured into a CUDA graph");
@@ -233,8 +270,10 @@ void enter(const Call& call, const char* symbol) {
         return;
     }
     pending.variables.clear();
-    std::string trouble = collect_arguments(call, launch);
-    if (trouble.empty()) trouble = collect_variables(call, launch);
+    if (trouble.empty()) {
+        for (const auto& p : parameters) launch.add_arg(p.offset, p.data, p.size, resolve);
+        trouble = collect_variables(call, launch);
+    }
     if (!trouble.empty()) {
         recorder().skip(launch, trouble);
         return;

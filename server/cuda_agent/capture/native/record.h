@@ -7,8 +7,8 @@
 //
 //     auto& rec = cuda_agent::capture::recorder();
 //     if (rec.enabled()) {
-//         Launch launch = rec.begin(mangled, grid, block, shared_bytes, "NVIDIA H200");  // counts it; may end the program
-//         if (launch.wanted) {
+//         Launch launch = rec.begin(mangled, grid, block, shared_bytes, "NVIDIA H200", &parameters);  // counts it; may end
+//         if (launch.wanted) {                                                                        // the program
 //             launch.add_arg(offset, bytes, size, resolve);   // each argument; finds pointers in it through `resolve`
 //             launch.add_global(symbol, bytes, size);         // optional: __constant__/__device__ variables
 //             rec.before(launch, reader, resolve);            // false: it was skipped, and the record says why
@@ -16,6 +16,9 @@
 //         … run the kernel …
 //         if (launch.wanted) rec.finish(launch, reader);      // after bytes and the line; or rec.skip(launch, "why")
 //     }
+//
+// `parameters` are those of every launch, wanted or not: a kernel's lines say which of them changed from launch to launch.
+// Null where the caller cannot tell them.
 //
 // `resolve(word, base, size)` says whether `word` points into a live device allocation; `reader(address, host, bytes)`
 // copies device memory to the host. All functions are thread-safe; between `before` and `finish` the caller keeps other
@@ -53,6 +56,13 @@ namespace cuda_agent::capture {
 using Resolve = std::function<bool(std::uint64_t word, std::uint64_t& base, std::uint64_t& size)>;
 using Reader = std::function<bool(std::uint64_t address, void* host, std::size_t bytes)>;
 using Ranges = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+// One parameter as a launch passes it.
+struct Parameter {
+    std::size_t offset, size;  // in the parameter block
+    const void* data;
+};
+using Parameters = std::vector<Parameter>;
 
 struct Pointer {
     std::size_t at;        // in the argument
@@ -169,7 +179,7 @@ class Recorder {
     // Counts a launch and says in `.wanted` whether to record it. Ends the program when `_STOP` is set and this launch
     // shows that nothing more is wanted.
     Launch begin(const std::string& mangled, const unsigned grid[3], const unsigned block[3], std::uint64_t shared,
-                 const std::string& device) {
+                 const std::string& device, const Parameters* parameters) {
         std::unique_lock<std::mutex> hold(mutex_);
         Kernel& kernel = kernels_[mangled];
         if (kernel.seen == 0) {
@@ -177,8 +187,10 @@ class Recorder {
             kernel.matches = wants(kernel.demangled);
             quiet_ = 0;
         }
+        const bool news = kernel.watch(parameters);
         ++kernel.seen;
-        if ((kernel.seen & (kernel.seen - 1)) == 0) write_count(mangled, kernel);  // 1, 2, 4, …: a killed program keeps these
+        // At 1, 2, 4, … and where another parameter changes: a killed program keeps these lines.
+        if (news || (kernel.seen & (kernel.seen - 1)) == 0) write_count(mangled, kernel);
         Launch launch;
         launch.seq = seq_++;
         launch.mangled = mangled;
@@ -268,6 +280,34 @@ class Recorder {
         bool matches = false;
         long seen = 0, recorded = 0, skipped = 0;
         std::vector<Launch> kept;  // for smallest and largest: without data
+        bool told = false;         // the parameters of every launch so far
+        std::vector<std::vector<unsigned char>> first;  // each parameter's bytes in the first launch
+        std::vector<bool> varied;                       // whether a later launch had others
+
+        // Compares a launch's parameters with the first launch's: a memcmp for each that was always the same so far. Returns
+        // whether that says anything new.
+        bool watch(const Parameters* now) {
+            if (seen == 0 && now) {
+                told = true;
+                for (const Parameter& p : *now) {
+                    const auto* bytes = static_cast<const unsigned char*>(p.data);
+                    first.emplace_back(bytes, bytes + p.size);
+                }
+                varied.assign(first.size(), false);
+            }
+            if (seen == 0 || !told) return false;
+            if (!now || now->size() != first.size()) {  // another kernel of that name
+                told = false;
+                return true;
+            }
+            bool news = false;
+            for (std::size_t i = 0; i < first.size(); ++i) {
+                const Parameter& p = (*now)[i];
+                if (varied[i] || (p.size == first[i].size() && std::memcmp(p.data, first[i].data(), p.size) == 0)) continue;
+                varied[i] = news = true;
+            }
+            return news;
+        }
     };
 
     // Looks for device addresses in a buffer's content: arrays of pointers and structs that hold them.
@@ -448,6 +488,13 @@ class Recorder {
         return out + '"';
     }
 
+    static std::string hex(const std::vector<unsigned char>& data) {
+        static const char digits[] = "0123456789abcdef";
+        std::string out = "\"";
+        for (const unsigned char byte : data) out += {digits[byte >> 4], digits[byte & 15]};
+        return out + '"';
+    }
+
     static std::string dims(const unsigned d[3]) {
         return "[" + std::to_string(d[0]) + "," + std::to_string(d[1]) + "," + std::to_string(d[2]) + "]";
     }
@@ -460,10 +507,8 @@ class Recorder {
         if (!skipped.empty()) return out + ", \"skipped\": " + quote(skipped) + "}";
         out += ", \"args\": [";
         for (const auto& arg : launch.args) {
-            static const char digits[] = "0123456789abcdef";
-            out += std::string(&arg == &launch.args.front() ? "" : ", ") + "{\"offset\": " + std::to_string(arg.offset) + ", \"hex\": \"";
-            for (const unsigned char byte : arg.data) out += {digits[byte >> 4], digits[byte & 15]};
-            out += "\", \"pointers\": [";
+            out += std::string(&arg == &launch.args.front() ? "" : ", ") + "{\"offset\": " + std::to_string(arg.offset) +
+                   ", \"hex\": " + hex(arg.data) + ", \"pointers\": [";
             for (const auto& p : arg.pointers)
                 out += std::string(&p == &arg.pointers.front() ? "" : ", ") + "[" + std::to_string(p.at) + ", " + std::to_string(p.buffer) +
                        ", " + std::to_string(p.offset) + "]";
@@ -493,7 +538,18 @@ class Recorder {
     void write_count(const std::string& mangled, Kernel& kernel) {
         line("{\"seen\": " + std::to_string(kernel.seen) + ", \"pid\": " + std::to_string(getpid()) +
              ", \"mangled\": " + quote(mangled) + ", \"demangled\": " + quote(kernel.demangled) +
-             ", \"wanted\": " + (kernel.matches ? "true" : "false") + "}");
+             ", \"wanted\": " + (kernel.matches ? "true" : "false") + parameters(kernel) + "}");
+    }
+
+    // What is known of the parameters of all launches; the first launch's bytes only in its own line.
+    static std::string parameters(const Kernel& kernel) {
+        if (!kernel.told) return ", \"varied\": null";
+        std::string varied, first;
+        for (std::size_t i = 0; i < kernel.first.size(); ++i) {
+            if (kernel.varied[i]) varied += (varied.empty() ? "" : ", ") + std::to_string(i);
+            if (kernel.seen == 1) first += (i == 0 ? "" : ", ") + hex(kernel.first[i]);
+        }
+        return ", \"varied\": [" + varied + "]" + (kernel.seen == 1 ? ", \"first\": [" + first + "]" : "");
     }
 
     // One locked append a line: several processes of one run share the file.

@@ -18,14 +18,17 @@ from cuda_agent.workload import launch_map
 
 def covered(context: Context, bound: str, axis: str) -> Assumption:
     """That every launch has a thread for each element below `bound` along `axis`: seen in the captured launches where
-    the bound can be computed from their arguments. RuleRefused when one of them has fewer threads."""
+    the bound can be computed from their arguments, assumed where others were not recorded. RuleRefused when one of them
+    has fewer threads."""
     sentence = f"every launch has a thread for each {axis} below {bound}"
     at = "xyz".index(axis)
-    values = _values(context, bound)
+    expression = _spelled(Names(context), bound)
+    values = _values(context, expression)
     for shape, value in zip(context.shapes, values, strict=False):
         if shape.grid[at] * shape.block[at] < value:
             raise RuleRefused(f"a captured launch has fewer threads in {axis} than {bound}: the rest is left alone")
-    return Assumption(sentence, "captured" if values else "assumed")
+    told = bool(values) and not _names(expression) & context.varied
+    return Assumption(sentence, "captured" if told else "assumed")
 
 
 def check_index_only(context: Context, index: Node, axes: str = "xyz") -> None:
@@ -38,11 +41,13 @@ def check_index_only(context: Context, index: Node, axes: str = "xyz") -> None:
             raise RuleRefused(f"{text(n)} is used outside the thread's index")
 
 
-def _values(context: Context, bound: str) -> list[int]:
-    """The bound in each captured launch; empty when it is not arithmetic over captured parameters."""
-    expression = _spelled(Names(context), bound)
-    names = set(re.findall(r"[A-Za-z_]\w*", expression))
-    captured = {name: context.captured(name) for name in names}
+def _names(expression: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", expression))
+
+
+def _values(context: Context, expression: str) -> list[int]:
+    """The bound in each recorded launch; empty when it is not arithmetic over captured parameters."""
+    captured = {name: context.captured(name) for name in _names(expression)}
     count = len(context.shapes)
     if any(len(values) != count for values in captured.values()):
         return []

@@ -107,7 +107,7 @@ def _declared_in_kernel(names: Names, target: Node) -> bool:
 def check_long(context: Context, loop: StridedLoop, width: int) -> None:
     """RuleRefused when the loop is known to be too short for vectors."""
     code = text(loop.bound)
-    values: tuple[int, ...] = context.captured(code)
+    values: tuple[int, ...] = () if code in context.varied else context.captured(code)
     if code.isdigit():
         values = (int(code),)
     elif not values and code.isidentifier():

@@ -81,7 +81,7 @@ class Scalars:
         return bool(names) and names <= self.sources.keys() and self.values(node) is not None
 
     def values(self, node: Node) -> tuple[int, ...] | None:
-        """What an expression of scalar parameters was in each captured launch; None when the text or the capture does
+        """What an expression of scalar parameters was in each recorded launch; None when the text or the capture does
         not tell."""
         node = strip_parens(node)
         launches = len(self.context.workload.launches) if self.context.workload is not None else 0
@@ -108,8 +108,8 @@ class Scalars:
 
     def nonnegative(self, node: Node, pending: frozenset[str] = frozenset()) -> bool:
         """Whether an integer expression is never negative. Thread and block indices are taken to fit their variables; a
-        parameter counts when every captured value does (see `assumed`). `pending`: variables this is asked for already,
-        so that what keeps a sign in a loop is found by induction."""
+        parameter counts when its value in every launch does (see `assumed`). `pending`: variables this is asked for
+        already, so that what keeps a sign in a loop is found by induction."""
         kind = node.type
         if kind == "number_literal":
             return True
@@ -143,7 +143,7 @@ class Scalars:
         writes = self.writes.get(name, [])
         if name in self.params:
             values = self.context.captured(name)
-            if not values or min(values) < 0:
+            if not values or min(values) < 0 or name in self.context.varied:
                 return False
             self.assumed.add(name)
         elif name not in syntax.declared(self.context.body) or name in self.addressed:

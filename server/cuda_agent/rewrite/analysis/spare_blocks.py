@@ -123,7 +123,7 @@ def _bound(context: Context, node: Node, axis: str) -> tuple[str, bool] | None:
         return None
     if any(not _grows(context, index.stride(t)) for t in known if index.depends(t)):
         return None
-    told = True
+    told = not (index.names | bound.names) & context.varied
     for numbers, shape in zip(context.numbers, context.shapes, strict=True):
         each, least, end = (trips.evaluate(p, numbers) for p in (step, rest, bound))
         if each is None or least is None or each <= 0 or least < 0:

@@ -370,4 +370,5 @@ def _distance(context: Context, load: Load, access: Access) -> tuple[str, Litera
     values = [trips.evaluate(step, numbers) for numbers in context.numbers]
     if any(v is not None and abs(v) < least for v in values):
         raise RuleRefused(f"{text(access.node)} is the same element in several iterations of a captured launch")
-    return said, "captured" if values and None not in values else "assumed"
+    told = values and None not in values and not step.names & context.varied
+    return said, "captured" if told else "assumed"

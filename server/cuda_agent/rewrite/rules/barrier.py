@@ -178,7 +178,7 @@ class _Redundant:
     def _own(self, index: Poly) -> bool:
         """Every thread of a block has an element of its own at this index, the same one each time."""
         if index not in self.owned:
-            self.owned[index] = index.names <= self.steady and all(
+            self.owned[index] = index.names <= self.steady - self.context.varied and all(
                 self._apart(index, numbers, shape)
                 for numbers, shape in zip(self.numbers, self.context.shapes, strict=True)
             )

@@ -29,8 +29,8 @@ After:
             pool_body(in, out, width, rows, cols);
     }
 
-The scalars are those that divide, bound a loop or scale an index and that were equal in every captured launch
-(captured).
+The scalars are those that divide, bound a loop or scale an index and that were equal in every launch of the captured
+program, also in those that were not recorded (captured).
 Any other value takes the second call, which is the kernel as it was (proved). Signature and launches stay. Bit-exact.
 Later rules work on the body as they would on the kernel.
 """
@@ -47,7 +47,7 @@ from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.scalars import Scalars
-from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, changes
 from cuda_agent.rewrite.syntax import text
 from cuda_agent.source.headers import Header
 from cuda_agent.source.tree import field, operator
@@ -70,7 +70,7 @@ class Specialise(Rule):
             raise RuleRefused("no captured launch says which values are usual")
         known = {n: v for n, p in scalars.params.items() if n in roles.all and (v := _constant(scalars, n)) is not None}
         if not known.keys() & roles.worth:
-            raise RuleRefused(f"not the same in every captured launch: {', '.join(sorted(roles.worth))}")
+            raise RuleRefused(_unknown(context, roles.worth))
         few = {n: v for n, v in known.items() if n in roles.worth}
         for values in (known, few) if few != known else (known,):
             label = {n: int(v) if v.lstrip("-").isdigit() else v for n, v in values.items()}
@@ -82,7 +82,7 @@ class Specialise(Rule):
         name = context.unused(f"{context.kernel.name}_body")
         edits = [*_helper(context, header, name), _dispatch(context, name, values)]
         said = ", ".join(f"{n} was {v}" for n, v in values.items())
-        known = Assumption(f"{said} in every launch; other values run the kernel as it was", "captured")
+        known = Assumption(f"{said} in {context.every_launch}; other values run the kernel as it was", "captured")
         return Rewrite(tuple(edits), assumptions=(known,))
 
 
@@ -135,10 +135,22 @@ def _strides(body: Node) -> set[str]:
     return found
 
 
+def _changes(context: Context, name: str) -> bool:
+    return name in context.varied or len(set(context.captured(name))) > 1
+
+
+def _unknown(context: Context, names: frozenset[str]) -> str:
+    """Why none of these parameters has a usual value."""
+    changing = [n for n in names if _changes(context, n)]
+    if not changing:
+        return f"no captured launch tells what it was: {', '.join(sorted(names))}"
+    return changes(changing)
+
+
 def _constant(scalars: Scalars, name: str) -> str | None:
-    """The value that the parameter had in every captured launch, as a literal."""
+    """The value that the parameter had in every launch, as a literal."""
     values = set(scalars.context.captured(name))
-    if len(values) != 1:
+    if _changes(scalars.context, name) or not values:
         return None
     (value,) = values
     kind = scalars.types.name(name)

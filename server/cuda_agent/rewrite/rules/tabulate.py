@@ -21,7 +21,7 @@ After:
 
 Legal where the arguments are the counter and scalar parameters that nothing writes (proved). The table stands at the
 kernel's start, which every thread passes (proved). It holds what the captured launches need; beyond it the call stays.
-Blocks are one-dimensional (captured). Bit-exact.
+Not offered where the loop's bound changes between launches. Blocks are one-dimensional (captured). Bit-exact.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cuda_agent.model import Assumption, Edit, Loop, Span
 from cuda_agent.rewrite import layout, syntax
 from cuda_agent.rewrite.analysis.arithmetic import Types
 from cuda_agent.rewrite.analysis.scalars import Scalars
-from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, changes
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import callee, field
 
@@ -58,6 +58,7 @@ class Repeated:
     calls: tuple[Node, ...]
     type: str
     size: int  # entries: all values of the counter in the captured launches
+    changing: frozenset[str]  # what the counter's bound is made of and had other values in launches not recorded
 
     @property
     def key(self) -> str:
@@ -72,6 +73,10 @@ class Tabulate(Rule):
         found = list(_repeated(context))
         if not found:
             return
+        steady = [r for r in found if not r.changing]
+        if not steady:
+            raise RuleRefused(f"{changes(found[0].changing)}: how large a table must be is not known")
+        found = steady
         if not context.shapes or any(s.block[1:] != (1, 1) for s in context.shapes):
             raise RuleRefused("blocks are not known to be one-dimensional")
         sizes = {"float": 4, "double": 8}
@@ -116,6 +121,7 @@ def _repeated(context: Context) -> Iterator[Repeated]:
         if size is None:
             continue
         node = next(n for n in syntax.of_type(context.body, "for_statement") if syntax.span(n) == loop.span)
+        changing = scalars.behind(syntax.field(node, "condition")) & context.varied
         found: dict[str, list[Node]] = {}
         for call in syntax.of_type(node, "call_expression"):
             name = (callee(call) or "").removesuffix("f")
@@ -126,7 +132,7 @@ def _repeated(context: Context) -> Iterator[Repeated]:
                 found.setdefault(squeeze(text(call)), []).append(call)
         if not any(w.name == loop.variable for w in syntax.writes(syntax.field(node, "body"))):
             for calls in found.values():
-                yield Repeated(loop, node, tuple(calls), types.of(calls[0]), size)
+                yield Repeated(loop, node, tuple(calls), types.of(calls[0]), size, changing)
 
 
 def _pure(given: Node | None) -> bool:

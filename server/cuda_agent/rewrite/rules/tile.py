@@ -191,7 +191,7 @@ def _tile(context: Context, shape: Shape) -> int:
     if shape.loop is not None:
         count = trips.of_induction(context, shape.loop)
         number = trips.evaluate(count, context.numbers[0]) if count is not None else None
-        if shape.loop.start.value != 0 or number is None:
+        if shape.loop.start.value != 0 or number is None or (count is not None and count.names & context.varied):
             raise RuleRefused("how many rows a thread moves is not known")
         if trips.evaluate(shape.loop.step, context.numbers[0]) != height:
             raise RuleRefused("the loop over rows does not step by the block's height")

@@ -101,7 +101,8 @@ class WarpPerBlock(Rule):
             Assumption("until the barrier a thread only computes its own element", "proved"),
         ]
         if bound is not None:
-            assumptions.append(Assumption(f"launches have one block for every {parts.size} of {bound}", "captured"))
+            asked = f"launches have one block for every {parts.size} of {bound}"
+            assumptions.append(Assumption(asked, "assumed" if bound in context.varied else "captured"))
         numeric: NumericClass = "reassociated" if parts.plan.inexact else "bit-exact"
         return Rewrite(
             (*_Writer(context, parts, warps, bound).edits(), *changed),

@@ -59,6 +59,14 @@ bool read(std::uint64_t address, void *host, std::size_t bytes) {
     return true;
 }
 
+cuda_agent::capture::Parameters parameters_of(const Request &request) {
+    const Kernel &kernel = *request.kernel;
+    cuda_agent::capture::Parameters found;
+    for (unsigned i = 0; i < kernel.count; ++i)
+        found.push_back({kernel.offsets[i], kernel.sizes[i], request.params + kernel.offsets[i]});
+    return found;
+}
+
 void run_recorded(const Request &request) {
     // Streams run in order here, but several host threads may launch: the snapshot must hold still.
     static std::mutex launching;
@@ -66,11 +74,10 @@ void run_recorded(const Request &request) {
     auto &recorder = cuda_agent::capture::recorder();
     const unsigned grid[3] = {request.grid.x, request.grid.y, request.grid.z};
     const unsigned block[3] = {request.block.x, request.block.y, request.block.z};
-    const Kernel &kernel = *request.kernel;
-    auto launch = recorder.begin(kernel.mangled, grid, block, request.shared, "emulator");
+    const auto parameters = parameters_of(request);
+    auto launch = recorder.begin(request.kernel->mangled, grid, block, request.shared, "emulator", &parameters);
     if (launch.wanted) {
-        for (unsigned i = 0; i < kernel.count; ++i)
-            launch.add_arg(kernel.offsets[i], request.params + kernel.offsets[i], kernel.sizes[i], resolve);
+        for (const auto &p : parameters) launch.add_arg(p.offset, p.data, p.size, resolve);
         for (const auto &global : globals()) launch.add_global(global.mangled, global.address, global.size);
         recorder.before(launch, read, resolve);
     }
@@ -89,7 +96,8 @@ void record_refused(const Request &request) {
     if (!recorder.enabled()) return;
     const unsigned grid[3] = {request.grid.x, request.grid.y, request.grid.z};
     const unsigned block[3] = {request.block.x, request.block.y, request.block.z};
-    auto launch = recorder.begin(request.kernel->mangled, grid, block, request.shared, "emulator");
+    const auto parameters = parameters_of(request);
+    auto launch = recorder.begin(request.kernel->mangled, grid, block, request.shared, "emulator", &parameters);
     if (launch.wanted) recorder.skip(launch, "the launch was refused: it asks for more than the device has, or for nothing");
 }
 
