@@ -188,6 +188,7 @@ std::string find_arguments(const Call& call, const Identity& identity, Parameter
     static std::map<void*, Layout> layouts;  // by function; the caller holds `launching`
     Layout& layout = layouts[call.function];
     if (std::string trouble = find_layout(call.function, identity, layout); !trouble.empty()) return trouble;
+    found.reserve(layout.slots.size());
     const unsigned char* packed = nullptr;
     for (void** item = call.extra; !call.params && item && *item != CU_LAUNCH_PARAM_END; item += 2)
         if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) packed = static_cast<const unsigned char*>(item[1]);

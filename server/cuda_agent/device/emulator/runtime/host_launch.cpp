@@ -62,6 +62,7 @@ bool read(std::uint64_t address, void *host, std::size_t bytes) {
 cuda_agent::capture::Parameters parameters_of(const Request &request) {
     const Kernel &kernel = *request.kernel;
     cuda_agent::capture::Parameters found;
+    found.reserve(kernel.count);
     for (unsigned i = 0; i < kernel.count; ++i)
         found.push_back({kernel.offsets[i], kernel.sizes[i], request.params + kernel.offsets[i]});
     return found;
