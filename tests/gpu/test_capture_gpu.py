@@ -147,6 +147,12 @@ def test_counts(report: CaptureReport) -> None:
     assert seen["empty"] == (1, 1)
 
 
+def test_parameters_that_change_between_launches(program: Path, report: CaptureReport) -> None:
+    assert load(program, "add").varied == {0, 1, 2}  # its arrays by the instantiation, its size from launch to launch
+    assert load(program, "constant").varied == set()  # in the graph too
+    assert load(program, "empty").varied == set()
+
+
 def test_filter_and_selection(program: Path) -> None:
     report = run(program, kernel=r"\badd<", select="largest", first=1)
     recorded = {kernel.kernel: kernel.recorded for kernel in report.kernels}

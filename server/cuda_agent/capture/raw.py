@@ -99,20 +99,23 @@ class Follower:
         if "first" in entry:
             self.first.setdefault(mangled, set()).add(tuple(entry["first"]))
 
-    def varied(self, kernel: str) -> frozenset[int] | None:
-        """Positions of the kernel's parameters whose bytes were not the same in all launches of all its instantiations
-        in all processes, pointers among them; None where the record does not tell them of every launch."""
-        found: set[int] = set()
-        first: set[tuple[str, ...]] = set()
+    def varied(self) -> dict[str, frozenset[int] | None]:
+        """By kernel: positions of the parameters whose bytes were not the same in all launches, instantiations and
+        processes, pointers among them; None where the record does not tell them of every launch."""
+        found: dict[str, frozenset[int] | None] = {}
+        first: dict[str, set[tuple[str, ...]]] = {}
         for mangled, changed in self.changed.items():
-            if names.kernel_name(mangled) == kernel:
-                if changed is None:
-                    return None
-                found |= changed
-                first |= self.first.get(mangled, set())
-        # Instantiations may differ in their parameters: what one of them lacks is not the same in all.
-        columns = itertools.zip_longest(*first)
-        return frozenset(found | {i for i, values in enumerate(columns) if len(set(values)) > 1}) if first else None
+            kernel = names.kernel_name(mangled)
+            first.setdefault(kernel, set()).update(self.first.get(mangled, ()))
+            before = found.get(kernel, frozenset())
+            found[kernel] = None if changed is None or before is None else before | changed
+        for kernel, launches in first.items():
+            # Instantiations may differ in their parameters: what one of them lacks is not the same in all.
+            columns = enumerate(itertools.zip_longest(*launches))
+            differ = {position for position, values in columns if len(set(values)) > 1}
+            if (known := found[kernel]) is not None:
+                found[kernel] = known | differ
+        return found
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -185,6 +188,7 @@ def convert(
             continue
         groups.setdefault(launch.kernel, []).append(launch)
     seen = {summary.kernel: summary.launches for summary in follower.summaries({})}
+    varied = follower.varied()
     for kernel, launches in groups.items():
         folder = captures / bundle.safe_name(kernel)
         store = bundle.BlobStore(folder / "blobs")
@@ -200,7 +204,7 @@ def convert(
             command=tuple(command),
             environment=dict(environment),
             seen=seen[kernel],
-            varied=follower.varied(kernel),
+            varied=varied.get(kernel),
             ended=ended,
         )
         saved = bundle.save(folder, workload)
