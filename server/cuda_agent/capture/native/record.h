@@ -7,8 +7,9 @@
 //
 //     auto& rec = cuda_agent::capture::recorder();
 //     if (rec.enabled()) {
-//         Launch launch = rec.begin(mangled, grid, block, shared_bytes, "NVIDIA H200", &parameters);  // counts it; may end
-//         if (launch.wanted) {                                                                        // the program
+//         // counts it; may end the program
+//         Launch launch = rec.begin(mangled, grid, block, shared_bytes, "NVIDIA H200", &parameters);
+//         if (launch.wanted) {
 //             launch.add_arg(offset, bytes, size, resolve);   // each argument; finds pointers in it through `resolve`
 //             launch.add_global(symbol, bytes, size);         // optional: __constant__/__device__ variables
 //             rec.before(launch, reader, resolve);            // false: it was skipped, and the record says why
