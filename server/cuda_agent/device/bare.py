@@ -16,7 +16,8 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from cuda_agent.device.backend import DeviceFault, configuration
 from cuda_agent.device.driver import DriverError
 from cuda_agent.device.jobs import Step, StepFailed
 from cuda_agent.device.kernels import CudaLaunch, CudaModule, guarded
+from cuda_agent.device.turn import folder as turns
 from cuda_agent.device.turn import turn
 
 
@@ -43,13 +45,14 @@ class Task:
     def write(self, folder: Path, gpu: str = "") -> None:
         """`gpu`: the UUID of the GPU whose turns the launch takes."""
         job = {"load": self.load, "launch": self.launch, "blobs": str(self.blobs), "unwritten": sorted(self.unwritten)}
-        (folder / "job.json").write_text(json.dumps({**job, "gpu": gpu}))
+        (folder / "job.json").write_text(json.dumps({**job, "gpu": gpu, "turns": str(turns())}))
 
     @staticmethod
-    def read(folder: Path) -> tuple[Task, str]:
-        """The task, and the GPU that `write` was given."""
+    def read(folder: Path) -> tuple[Task, AbstractContextManager[None]]:
+        """The task, and its turn on the GPU that `write` was given."""
         job = json.loads((folder / "job.json").read_text())
-        return Task(job["load"], job["launch"], Path(job["blobs"]), frozenset(job["unwritten"])), job["gpu"]
+        task = Task(job["load"], job["launch"], Path(job["blobs"]), frozenset(job["unwritten"]))
+        return task, _its_turn(job["gpu"], Path(job["turns"]), folder)
 
 
 def error_of(folder: Path) -> str | None:
@@ -60,7 +63,22 @@ def error_of(folder: Path) -> str | None:
         return None
 
 
-def perform(task: Task, index: int, gpu: str = "") -> None:
+def waits(folder: Path) -> bool:
+    """Whether the launch is ready, and others have the GPU."""
+    return (folder / "waiting").exists()
+
+
+@contextmanager
+def _its_turn(gpu: str, turns: Path, folder: Path) -> Iterator[None]:
+    """A turn on the GPU; the file that `waits` looks for is there until it comes."""
+    waiting = folder / "waiting"
+    waiting.touch()
+    with turn(gpu, alone=False, at=turns):
+        waiting.unlink()
+        yield
+
+
+def perform(task: Task, index: int, on_gpu: AbstractContextManager[None] | None = None) -> None:
     """Raises StepFailed, DriverError (no such GPU, no context) and DeviceFault."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     driver.call("cuInit", 0)
@@ -76,7 +94,7 @@ def perform(task: Task, index: int, gpu: str = "") -> None:
     for symbol, init in task.launch.get("globals", ()):
         upload(*module.symbol(symbol), task.blobs, init)
     launch = CudaLaunch(module, configuration(task.launch, addresses), 0)
-    with turn(gpu, alone=False):  # not before: the checkers take seconds to start
+    with on_gpu or nullcontext():  # not before: the checkers take seconds to start
         launch()
         guarded("cuCtxSynchronize")
     # The checkers' last words come with the end of the context.
@@ -126,8 +144,8 @@ def main(argv: Sequence[str]) -> int:
     end_with_input()
     error = ""
     try:
-        task, gpu = Task.read(folder)
-        perform(task, int(device.partition(":")[2] or 0), gpu)
+        task, its_turn = Task.read(folder)
+        perform(task, int(device.partition(":")[2] or 0), its_turn)
     except (StepFailed, DeviceFault, DriverError, OSError) as problem:
         error = str(problem)
     whole = folder / "result"

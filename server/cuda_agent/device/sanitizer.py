@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_agent.device.bare import Task, error_of
+from cuda_agent.device.bare import Task, error_of, waits
 from cuda_agent.device.client import REAP_S, Device, end_text, tail_text
 from cuda_agent.errors import Cancelled, ToolMissing
 
@@ -130,9 +130,11 @@ def check(
     seconds: float,
     cancelled: Callable[[], bool] | None = None,
 ) -> Checked:
-    """Run the task in a process of its own under the tool, for at most `seconds`, start included. Raises Cancelled
-    when the person stops it, and Unsupported when nothing can be put around a launch on this device."""
-    started = time.monotonic()
+    """Run the task in a process of its own under the tool, for at most `seconds`, start included, and for as long as
+    others have the GPU. Raises Cancelled when the person stops it, and Unsupported when nothing can be put around a
+    launch on this device."""
+    started = seen = time.monotonic()
+    limit = started + seconds
     # The tool leaves a folder of pipes behind when it is killed.
     with tempfile.TemporaryDirectory(prefix="cuda-agent-sanitizer-", ignore_cleanup_errors=True) as name:
         folder, log = Path(name), Path(name, "log")
@@ -143,7 +145,9 @@ def check(
             while (code := channel.reap(POLL_S)) is None and not late:
                 if cancelled is not None and cancelled():
                     raise Cancelled("stopped by the person")
-                late = time.monotonic() > started + seconds
+                before, seen = seen, time.monotonic()
+                limit += seen - before if waits(folder) else 0.0
+                late = seen > limit
         finally:
             if channel.reap(0) is None:
                 channel.kill()

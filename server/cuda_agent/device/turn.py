@@ -1,7 +1,8 @@
 """Turns on one GPU among the processes of this machine: whoever times has it alone, whoever only computes shares it.
 
 A second search, a bench or another person's editor would otherwise run its kernels between the samples of a timing.
-Two advisory file locks a GPU, named by its UUID, in the temporary folder; the kernel drops them when a process dies:
+Two advisory file locks a GPU, named by its UUID, in the folder for temporary files; the kernel drops them when a
+process dies:
 
 - `queue` is held while one waits for the other lock, so that a timing that waits lets nobody new pass it;
 - `gpu` is held shared by jobs without a `time` step, exclusively by jobs with one.
@@ -24,12 +25,20 @@ from cuda_agent.errors import Cancelled
 POLL_S = 0.005
 
 
+def folder() -> Path:
+    """Where the locks of this machine are. A process that gets a TMPDIR of its own must be told."""
+    return Path(tempfile.gettempdir())
+
+
 @contextlib.contextmanager
-def turn(uuid: str, *, alone: bool, cancelled: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Waits for as long as others hold the GPU. An empty `uuid` (the emulator) and a temporary folder that takes no
-    file mean no turns. Raises Cancelled."""
+def turn(
+    uuid: str, *, alone: bool, cancelled: Callable[[], bool] = lambda: False, at: Path | None = None
+) -> Iterator[None]:
+    """Waits for as long as others hold the GPU. An empty `uuid` (the emulator) and a folder that takes no file mean no
+    turns. Raises Cancelled."""
     with contextlib.ExitStack() as held:
-        opened = [_open(uuid, name, held) for name in ("queue", "gpu")] if uuid else []
+        locks = [(at or folder()) / f"cuda-agent-{uuid}.{name}" for name in ("queue", "gpu")] if uuid else []
+        opened = [_open(path, held) for path in locks]
         if all(fd is not None for fd in opened) and opened:
             queue, gpu = opened
             assert queue is not None
@@ -40,8 +49,7 @@ def turn(uuid: str, *, alone: bool, cancelled: Callable[[], bool] = lambda: Fals
         yield
 
 
-def _open(uuid: str, name: str, held: contextlib.ExitStack) -> int | None:
-    path = Path(tempfile.gettempdir(), f"cuda-agent-{uuid}.{name}")
+def _open(path: Path, held: contextlib.ExitStack) -> int | None:
     try:
         # Everybody's: another user's file can be locked without being written.
         with contextlib.suppress(FileExistsError):

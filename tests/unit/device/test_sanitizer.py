@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cuda_agent.device.bare import Task
 from cuda_agent.device.client import Device
 from cuda_agent.device.sanitizer import Sanitizer, parse
 from cuda_agent.device.transports import PipeTransport
+from cuda_agent.device.turn import turn
 from cuda_agent.errors import Cancelled, ToolMissing, Unsupported
 from fake_sanitizer import install
 from patience import patience
@@ -215,6 +217,27 @@ def test_a_limit_on_the_time(
     checked = sanitizer.check(tool, "racecheck", device, tasks("spin"), 2.0)
     assert checked.why == "it did not end within 2 s"
     assert time.monotonic() - started < patience(6)
+
+
+def test_waiting_for_the_gpu_does_not_count(
+    tool: Sanitizer, device: Device, tasks: Callable[[str], Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, limit = uuid.uuid4().hex, patience(4)
+    monkeypatch.setattr(Device, "uuid", gpu)
+    held = threading.Event()
+
+    def time_something() -> None:
+        with turn(gpu, alone=True):
+            held.set()
+            time.sleep(limit + 1)
+
+    other = threading.Thread(target=time_something)
+    other.start()
+    held.wait()
+    checked = sanitizer.check(tool, "memcheck", device, tasks("double"), limit)
+    other.join()
+    assert (checked.findings, checked.why) == ((), ""), checked
+    assert checked.seconds > limit
 
 
 def test_the_person_stops_it(tool: Sanitizer, device: Device, tasks: Callable[[str], Task]) -> None:
