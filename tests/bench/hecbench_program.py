@@ -36,6 +36,7 @@ from cuda_agent.workload import bundle
 
 SOURCES = (".cu", ".cuh", ".h", ".hpp")
 REPORT = "bench-capture.json"
+STARTED = time.monotonic()
 SLACK, SLACK_S = 1.5, 90.0  # a kernel that takes longer than so many times its seconds and these is stopped
 LEAST_SHARE = 0.1  # of a program's seconds, however little a kernel costs in it
 
@@ -95,7 +96,7 @@ def emit(value: Any) -> None:
 
 def note(event: Any) -> None:
     if isinstance(event, dict) and event.get("message"):
-        print(event["message"], file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - STARTED:6.1f} s  {event['message']}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- build and capture
