@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def declare(parser: argparse.ArgumentParser) -> None:
     flags.usual(parser)
     parser.add_argument("--kernel", help="regular expression on the kernel's name")
-    parser.add_argument("--first", type=int, metavar="N", help="launches to keep for each kernel (default 2)")
+    parser.add_argument(
+        "--first",
+        type=int,
+        metavar="N",
+        help="launches to keep for each kernel: the first, but rather different ones than repetitions (default 2)",
+    )
     parser.add_argument("--select", choices=("first", "smallest", "largest"), default="first")
     parser.add_argument(
         "--cap", type=flags.size, metavar="BYTES", help="largest launch to keep, e.g. 256M (default 1G)"

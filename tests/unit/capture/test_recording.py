@@ -285,6 +285,27 @@ def test_parameters_that_change_in_launches_that_are_not_recorded(tmp_path: Path
     assert captured(tmp_path, "step").varied == {0}
 
 
+@pytest.mark.parametrize(
+    ("first", "stop", "sizes"),
+    [
+        (1, False, [2]),
+        (2, False, [2, 4]),  # of 2, 2, 4, 8, 16: the repetition makes room
+        (3, False, [2, 4, 8]),
+        (9, False, [2, 2, 4, 8, 16]),
+        (2, True, [2, 2]),  # the program is ended before another comes
+    ],
+)
+def test_another_size_is_worth_more_than_a_repetition(
+    tmp_path: Path, changing: Path, first: int, stop: bool, sizes: list[int]
+) -> None:
+    report = run(tmp_path, changing, 5, first=first, stop=stop, kernel="step")
+    made = captured(tmp_path, "step")
+    assert [int.from_bytes(launch.args[1].data, "little") for launch in made.launches] == sizes
+    assert report.recorded == len(sizes)
+    for launch in made.launches:
+        assert bundle.BlobStore(made.blobs).get(launch.buffers[0].before)
+
+
 def test_instantiations_count_as_launches_of_one_kernel(tmp_path: Path, changing: Path) -> None:
     run(tmp_path, changing, 2, first=1)
     assert captured(tmp_path, "typed").varied == {1}

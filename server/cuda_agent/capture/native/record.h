@@ -26,8 +26,9 @@
 // launches from running (the memory must not change under the snapshot).
 //
 // Environment: CUDA_AGENT_CAPTURE_DIR (off when unset), _KERNEL (regex searched in the demangled name), _FIRST (launches
-// kept a kernel and process, 2), _SELECT (first | smallest | largest), _CAP (bytes a launch, 1 GiB), _STOP (1: end the program
-// with code 0 once every wanted launch is recorded; only with _SELECT=first).
+// kept a kernel and process, 2), _SELECT (first | smallest | largest; of the first, repetitions make room for launches of
+// another shape or with other scalars), _CAP (bytes a launch, 1 GiB), _STOP (1: end the program with code 0 once every wanted
+// launch is recorded; only with _SELECT=first).
 #pragma once
 
 #include <cxxabi.h>
@@ -96,6 +97,7 @@ struct Launch {
     std::string mangled, demangled, device;
     unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
     std::uint64_t shared = 0;
+    std::string likeness;  // equal for launches of one kernel that differ in nothing but addresses and memory
     std::vector<Argument> args;
     std::vector<Buffer> buffers;
     std::vector<Global> globals;
@@ -200,7 +202,13 @@ class Recorder {
         launch.shared = shared;
         std::memcpy(launch.grid, grid, sizeof launch.grid);
         std::memcpy(launch.block, block, sizeof launch.block);
-        launch.wanted = kernel.matches && (select_ != "first" || kernel.recorded < first_) && kernel.skipped < kSkips;
+        launch.wanted = kernel.matches && kernel.skipped < kSkips;
+        if (launch.wanted && select_ == "first") {
+            const bool room = kernel.recorded < first_;
+            if (parameters && (room || kernel.repetition)) launch.likeness = likeness(launch, *parameters);
+            // With the places taken, another size is worth more than a repetition: it takes its place in `finish`.
+            launch.wanted = room || (kernel.repetition && !stop_ && parameters && !kernel.holds(launch.likeness));
+        }
         if (launch.wanted)
             quiet_ = 0;
         else if (++quiet_, stop_ && satisfied())
@@ -246,9 +254,9 @@ class Recorder {
         line(json(launch, ""));
         Kernel& kernel = kernels_[launch.mangled];
         ++kernel.recorded;
-        if (select_ == "first") return;
         kernel.kept.emplace_back(launch);
-        if (static_cast<long>(kernel.kept.size()) > first_) drop_worst(kernel);
+        if (static_cast<long>(kernel.kept.size()) > first_) drop(kernel, select_ == "first" ? kernel.repetition.value_or(first_) : worst(kernel));
+        if (select_ == "first") kernel.find_repetition();
     }
 
     // Says why a launch was not recorded and removes what was already written of it. Returns false for use in `return skip(…)`.
@@ -280,7 +288,8 @@ class Recorder {
         std::string demangled;
         bool matches = false;
         long seen = 0, recorded = 0, skipped = 0;
-        std::vector<Launch> kept;  // for smallest and largest: without data
+        std::vector<Launch> kept;  // without data
+        std::optional<std::size_t> repetition;  // the last kept launch that is like an earlier one
         bool told = false;         // the parameters of every launch so far
         std::vector<std::vector<unsigned char>> first;  // each parameter's bytes in the first launch
         std::vector<bool> varied;                       // whether a later launch had others
@@ -309,7 +318,38 @@ class Recorder {
             }
             return news;
         }
+
+        bool holds(const std::string& likeness) const {
+            return std::any_of(kept.begin(), kept.end(), [&](const Launch& one) { return one.likeness == likeness; });
+        }
+
+        void find_repetition() {
+            repetition.reset();
+            for (std::size_t i = 1; i < kept.size(); ++i)
+                if (std::any_of(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(i),
+                                [&](const Launch& one) { return one.likeness == kept[i].likeness; }))
+                    repetition = i;
+        }
     };
+
+    // Grid, block, shared memory and the parameters, but for words that could be addresses.
+    static std::string likeness(const Launch& launch, const Parameters& parameters) {
+        std::string out;
+        const auto add = [&out](const void* data, std::size_t size) { out.append(static_cast<const char*>(data), size); };
+        add(launch.grid, sizeof launch.grid);
+        add(launch.block, sizeof launch.block);
+        add(&launch.shared, sizeof launch.shared);
+        for (const Parameter& p : parameters) {
+            const std::size_t start = out.size();
+            add(p.data, p.size);
+            for (std::size_t at = (8 - p.offset % 8) % 8; at + 8 <= p.size; at += 8) {
+                std::uint64_t word;
+                std::memcpy(&word, &out[start + at], 8);
+                if ((word >> 48) == 0 && (word >> 32) != 0) std::memset(&out[start + at], 0, 8);
+            }
+        }
+        return out;
+    }
 
     // Looks for device addresses in a buffer's content: arrays of pointers and structs that hold them.
     struct Sampler {
@@ -410,16 +450,20 @@ class Recorder {
         return false;
     }
 
-    void drop_worst(Kernel& kernel) {
+    std::size_t worst(const Kernel& kernel) const {
         std::size_t worst = 0;
         for (std::size_t i = 1; i < kernel.kept.size(); ++i) {
             const std::uint64_t a = kernel.kept[i].bytes(), b = kernel.kept[worst].bytes();
             if (select_ == "smallest" ? a > b : a < b) worst = i;
         }
-        Launch& launch = kernel.kept[worst];
+        return worst;
+    }
+
+    void drop(Kernel& kernel, std::size_t index) {
+        Launch& launch = kernel.kept[index];
         line("{\"dropped\": " + std::to_string(launch.seq) + ", \"pid\": " + std::to_string(getpid()) + "}");
         remove_files(launch);
-        kernel.kept.erase(kernel.kept.begin() + static_cast<std::ptrdiff_t>(worst));
+        kernel.kept.erase(kernel.kept.begin() + static_cast<std::ptrdiff_t>(index));
     }
 
     void remove_files(Launch& launch) {
