@@ -323,6 +323,8 @@ class _Search:
         if weak is not None and weak.verdict and not any(s.verdict and s.verdict.status == "verified" for s in seen):
             return replace(self._outcome(weak, weak.verdict), message=f"cannot decide: {weak.note}")
         message = f"nothing better found for {self.kernel.name} after {self.budget.tried} candidates"
+        if self.budget.to_try <= 0:
+            message += ", when its time was over"
         wrong = [verdict for _, verdict in refused if verdict.status == "rejected"]
         if wrong:
             message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"
