@@ -232,7 +232,7 @@ def _proposal(server: CudaAgentServer, where: Any) -> tuple[OpenFile, Proposal]:
 
 async def _ready(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> None:
     if file.path is not None and not await server.ensure_trust(file.path):
-        folder = server.trust.missing(file.path) if server.trust.told is None else None
+        folder = server.trust.missing(file.path) if server.trust.told is not False else None
         raise Untrusted(f"{folder or 'this folder'} is not trusted: nothing in it is compiled or run")
     reason = inputs.why_not(server, file, kernel)
     if reason is not None:
