@@ -162,6 +162,24 @@ async def test_a_command_runs_in_a_folder_that_is_trusted_itself(folder: Path) -
         await Calls(Settings(run_command="make")).capture(Caller([folder], "x", silent), {"file": "deep/k.cu"})
 
 
+async def test_a_job_asks_for_what_else_it_would_compile_or_run(folder: Path) -> None:
+    """The source that a header's kernel is compiled in, and the folder that the run command runs in."""
+    for name in ("deep", "other"):
+        (folder / name).mkdir()
+    (folder / "deep" / "k.cuh").write_text("__global__ void k(float *x) { x[0] = 1; }\n")
+    (folder / "other" / "x.cu").write_text('#include "../deep/k.cuh"\nvoid go(float *d) { k<<<1, 32>>>(d); }\n')
+    (folder / "deep" / "k.cu").write_text("__global__ void k(float *x) { x[0] = 1; }\n")
+    Trust().remember(folder / "deep", True)
+    caller = Caller([folder], "x", silent)
+    with pytest.raises(Untrusted, match="other is not trusted"):
+        await Calls(Settings("emulator")).facts(caller, {"file": "deep/k.cuh"})
+    running = Calls(Settings("emulator", run_command="touch ran"))
+    for call in (running.bench, running.optimise):
+        with pytest.raises(Untrusted, match="project is not trusted"):
+            await call(caller, {"file": "deep/k.cu"})
+    assert not (folder / "ran").exists()
+
+
 async def test_a_rewrite_is_given_once(folder: Path) -> None:
     Trust().remember(folder, True)
     for given in ({}, {"candidate": "", "candidate_file": "k.cu"}):
