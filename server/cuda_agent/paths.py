@@ -41,6 +41,16 @@ def project_folders(source_file: Path) -> Iterator[Path]:
             return
 
 
+def folders_above(source_file: Path) -> Iterator[Path]:
+    """The file's folder and all above it, up to one like /tmp, in which everybody has files of their own."""
+    everybodys = stat.S_IWOTH | stat.S_ISVTX
+    for folder in source_file.parents:
+        with contextlib.suppress(OSError):
+            if folder != source_file.parent and folder.stat().st_mode & everybodys == everybodys:
+                return
+        yield folder
+
+
 def project(source_file: Path) -> Path:
     """The nearest of `project_folders` that is marked as a project's, else the file's own."""
     folders = project_folders(source_file)

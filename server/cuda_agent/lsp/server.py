@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 SCHEME = "cuda-agent-proposal"
 REFRESH_S = 0.15
 LEVELS = ("error", "warning", "info", "debug")
-ASK = "CUDA Agent compiles and runs the code in {}. Trust this folder?"
+ASK = "CUDA Agent compiles and runs the code in {} and in the folders below it. Trust this folder?"
 
 
 class CudaAgentServer(LanguageServer):

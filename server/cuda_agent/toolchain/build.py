@@ -17,6 +17,7 @@ from pathlib import Path
 from cuda_agent import config, trust
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Build
+from cuda_agent.paths import folders_above
 from cuda_agent.toolchain import header, options
 
 DEFAULT_FLAGS = ("-std=c++17", "-O3")
@@ -306,13 +307,13 @@ def with_extra(build: Build, words: Sequence[str]) -> Build:
 
 
 def _known(file: Path) -> Build | None:
-    for folder in file.parents:
+    for folder in folders_above(file):
         database = folder / "compile_commands.json"
         if not database.is_file():
             database = folder / "build" / "compile_commands.json"
         if database.is_file() and (found := _from_database(database, file)):
             return found
-    for folder in file.parents:
+    for folder in folders_above(file):
         if found := _from_record(folder / RECORD, file):
             return found
     return None
