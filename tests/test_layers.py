@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent / "server" / "cuda_agent"
 # A module may import from its own room and from any room before it.
 ORDER = [
     ("errors", "model", "paths", "keys", "__init__"),
+    ("trust",),
     ("config",),
     ("cache",),
     ("source",),

@@ -9,6 +9,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+# What editors take for the root of a project (docs/editors), and where a build is looked for.
+MARKS = ("compile_commands.json", "build/compile_commands.json", ".git", "Makefile")
+
 
 def cache_dir() -> Path:
     """The cache's folder; not created here. Follows CUDA_AGENT_CACHE, then XDG_CACHE_HOME, then ~/.cache."""
@@ -36,6 +39,22 @@ def project_folders(source_file: Path) -> Iterator[Path]:
         yield folder
         if (folder / ".git").exists():
             return
+
+
+def folders_above(source_file: Path) -> Iterator[Path]:
+    """The file's folder and all above it, up to one like /tmp, in which everybody has files of their own."""
+    everybodys = stat.S_IWOTH | stat.S_ISVTX
+    for folder in source_file.parents:
+        with contextlib.suppress(OSError):
+            if folder != source_file.parent and folder.stat().st_mode & everybodys == everybodys:
+                return
+        yield folder
+
+
+def project(source_file: Path) -> Path:
+    """The nearest of `project_folders` that is marked as a project's, else the file's own."""
+    folders = project_folders(source_file)
+    return next((f for f in folders if any((f / mark).exists() for mark in MARKS)), source_file.parent)
 
 
 def run_dir() -> Path:

@@ -78,7 +78,7 @@ class Editor:
     applied: list[types.ApplyWorkspaceEditParams] = field(default_factory=list)
     notices: list[tuple[str, Any]] = field(default_factory=list)
     questions: list[types.ShowMessageRequestParams] = field(default_factory=list)
-    answer: str | None = None  # to showMessageRequest: the title to press
+    answer: str | Callable[[str], str] | None = None  # to showMessageRequest: the title to press, or by its message
     refuse_edits: str | None = None
     refreshes: int = 0
     model: Callable[[Any], Awaitable[Any]] | None = None  # answers cudaAgent/model/reply
@@ -215,8 +215,9 @@ async def start(
     environment: dict[str, str] | None = None,
     options: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
+    workspace: bool = True,
 ) -> Editor:
-    """A server for `root`, initialized."""
+    """A server for `root`, initialized; without a `workspace` it is only started there."""
     client = LanguageClient(converter_factory=_converter)
     register_lsp_features(client)
     client._configuration = {"": {"cudaAgent": settings or {}}}
@@ -226,8 +227,8 @@ async def start(
     params = types.InitializeParams(
         capabilities=capabilities,
         process_id=os.getpid(),
-        root_uri=root.as_uri(),
-        workspace_folders=[types.WorkspaceFolder(root.as_uri(), root.name)],
+        root_uri=root.as_uri() if workspace else None,
+        workspace_folders=[types.WorkspaceFolder(root.as_uri(), root.name)] if workspace else None,
         initialization_options=options,
     )
     answer = await client.initialize_session(params)
@@ -271,7 +272,8 @@ def _answer_requests(editor: Editor) -> None:
     @client.feature(types.WINDOW_SHOW_MESSAGE_REQUEST)
     def question(params: types.ShowMessageRequestParams) -> types.MessageActionItem | None:
         editor.questions.append(params)
-        return next((item for item in params.actions or () if item.title == editor.answer), None)
+        title = editor.answer(params.message) if callable(editor.answer) else editor.answer
+        return next((item for item in params.actions or () if item.title == title), None)
 
     @client.feature(types.WORKSPACE_CODE_LENS_REFRESH)
     def refresh(params: None) -> None:

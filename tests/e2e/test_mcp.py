@@ -24,13 +24,13 @@ from conftest import Starter
 from cuda_agent.engine.codec import from_json, to_json
 from cuda_agent.errors import CudaAgentError, ToolMissing
 from cuda_agent.lsp.proposals import source_hash
-from cuda_agent.lsp.trust import Trust
 from cuda_agent.mcp import editor as attached
 from cuda_agent.model import Candidate, GateResult, Proposal, Verdict
 from cuda_agent.source.documents import Document
 from cuda_agent.source.edits import minimal
 from cuda_agent.source.symbols import module
 from cuda_agent.toolchain import nvcc, sandbox
+from cuda_agent.trust import Trust
 from patience import patience
 
 try:
@@ -209,7 +209,7 @@ async def nothing_outside_is_read(client: Client, project: Path) -> None:
     (project / "link.cu").symlink_to(outside)
     for name in (str(outside), "../outside.cu", "link.cu", "/etc/passwd"):
         assert "outside of the folders" in await client.refused("facts", file=name)
-    Trust(project).remember(True)
+    Trust().remember(project, True)
     sentence = await client.refused("verify", file="scale.cu", candidate_file="../outside.cu")
     assert "outside of the folders" in sentence
     assert "no such file" in await client.refused("facts", file="nothing.cu")
@@ -267,7 +267,7 @@ async def judged(client: Client, project: Path) -> None:
 async def test_a_cancel_and_a_closed_server_end_a_search_and_all_its_processes(
     workspace: Path, env: dict[str, str]
 ) -> None:
-    Trust(workspace).remember(True)
+    Trust().remember(workspace, True)
     async with connected(workspace, env, "--set", "arguments=64 96 1") as client:
         (server,) = servers()
         search = asyncio.create_task(client.call("optimise", file="softmax_rows.cu", budget=600))
@@ -294,7 +294,7 @@ async def test_beside_an_editor_unsaved_text_counts_and_a_proposal_is_shown(
     started: Starter, project: Path, env: dict[str, str]
 ) -> None:
     path = project / "scale.cu"
-    Trust(project).remember(True)
+    Trust().remember(project, True)
     editor = await started(vscode(), root=project)
     uri = editor.open(path)
     editor.replace(uri, SCALE.replace("scale", "unsaved"))

@@ -113,7 +113,9 @@ def test_the_rules_proposal_by_code_actions(neovim: Neovim, workspace: Path) -> 
 
     menu, trust, *_ = seen["questions"]
     assert menu["prompt"] == "Code actions:"
-    assert trust["prompt"].startswith(f"CUDA Agent compiles and runs the code in {workspace}. Trust this folder?")
+    assert trust["prompt"].startswith(
+        f"CUDA Agent compiles and runs the code in {workspace} and in the folders below it. Trust this folder?"
+    )
     assert trust["lines"] == ["Trust this folder", "Not now"]
     assert sum("Trust this folder?" in question["prompt"] for question in seen["questions"]) == 1
 

@@ -22,17 +22,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
-    from cuda_agent.lsp.trust import Trust, trust_file
+    from cuda_agent.trust import Trust, trust_file
 
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder")
     trusted = not arguments.revoke
-    Trust(arguments.folder).remember(trusted)
-    folder = Trust(arguments.folder)
-    if folder.remembered() is not trusted:
+    folder = arguments.folder.resolve()
+    Trust().remember(folder, trusted)
+    if Trust().covers(folder) is not trusted:
         raise CudaAgentError(f"the answer cannot be kept in {trust_file()}: see above")
     if arguments.json:
-        print_json({"status": "done", "folder": str(folder.root), "trusted": trusted})
+        print_json({"status": "done", "folder": str(folder), "trusted": trusted})
     else:
-        print(f"{folder.root} is {'trusted' if trusted else 'not trusted'} now ({trust_file()})")
+        print(f"{folder} is {'trusted' if trusted else 'not trusted'} now ({trust_file()})")
     return 0

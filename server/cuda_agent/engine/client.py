@@ -19,6 +19,7 @@ from cuda_agent.engine import messages, processes, wire
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.engine.runner import describe_exit, rebuild_error
 from cuda_agent.errors import CudaAgentError
+from cuda_agent.trust import Answers
 
 OnEvent = Callable[[object], None]
 OnLost = Callable[[str], None]
@@ -37,7 +38,8 @@ class EngineClient:
     def __init__(self, on_event: OnEvent, on_lost: OnLost, command: tuple[str, ...] | None = None) -> None:
         self.on_event, self.on_lost = on_event, on_lost
         self.command = command or (sys.executable, "-m", "cuda_agent.engine", "--parent", str(os.getpid()))
-        self.root, self.trusted = "", False
+        self.root = ""
+        self.trusted: Answers = {}
         self._process: asyncio.subprocess.Process | None = None
         self._pending: dict[int, tuple[asyncio.subprocess.Process, asyncio.Future[Any]]] = {}
         self._next_id = 0
@@ -60,7 +62,10 @@ class EngineClient:
         await self._ensure()
         return await self._call(method, params)
 
-    async def trust(self, trusted: bool) -> None:
+    async def trust(self, trusted: Answers) -> None:
+        """These answers hold from now on."""
+        if trusted == self.trusted:
+            return
         self.trusted = trusted
         if self.pid is not None:
             await self._call("trust", messages.Trust(trusted))

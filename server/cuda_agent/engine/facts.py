@@ -11,13 +11,16 @@ from cuda_agent.engine.codec import to_json
 from cuda_agent.engine.messages import FactsOf, Log
 from cuda_agent.engine.runner import JobProcess
 from cuda_agent.errors import Cancelled, DeadlineExceeded
+from cuda_agent.trust import Answers
 
 DEADLINE_S = 120.0  # a file that includes all of cub takes seconds, a runaway template may never end
 
 
 class FactsWorker:
-    def __init__(self, emit: Callable[[str, object], None], cwd: Callable[[], str]) -> None:
-        self.emit, self.cwd = emit, cwd
+    def __init__(
+        self, emit: Callable[[str, object], None], cwd: Callable[[], str], trusted: Callable[[], Answers]
+    ) -> None:
+        self.emit, self.cwd, self.trusted = emit, cwd, trusted
         self._waiting: dict[str, tuple[FactsOf, asyncio.Future[Any]]] = {}  # by path, oldest first
         self._process = JobProcess(self._notice)
         self._drain: asyncio.Task[None] | None = None
@@ -47,7 +50,8 @@ class FactsWorker:
             path = next(iter(self._waiting))
             params, answer = self._waiting.pop(path)
             try:
-                value = await asyncio.wait_for(self._process.run("facts", to_json(params), self.cwd()), DEADLINE_S)
+                work = self._process.run("facts", to_json(params), self.cwd(), self.trusted())
+                value = await asyncio.wait_for(work, DEADLINE_S)
                 self._settle(answer, value, None)
             except TimeoutError:
                 await self._process.kill()

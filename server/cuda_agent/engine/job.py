@@ -2,9 +2,9 @@
 `TASKS` is the module whose `run(kind, params, report)` does the work, `engine.tasks` unless said otherwise.
 
 Nothing heavy is imported before the guardian has split off (`processes.guard`). The engine's messages: `run {kind,
-params}` (a request, one at a time), `cancel` and `answer {ask, answer}`. Ours: `progress {percentage, message, best,
-best_outcome}`, `ask {ask, request}` and `stop {ask}` for the editor's language model, and `log {level, message}`, which
-also has what this package's loggers say."""
+params, trusted}` (a request, one at a time), `cancel` and `answer {ask, answer}`. Ours: `progress {percentage, message,
+best, best_outcome}`, `ask {ask, request}` and `stop {ask}` for the editor's language model, and `log {level, message}`,
+which also has what this package's loggers say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cuda_agent import keys
+from cuda_agent import keys, trust
 from cuda_agent.engine import processes, wire
 from cuda_agent.errors import Cancelled, CompileError, CudaAgentError, ModelError
 
@@ -120,6 +120,7 @@ def error_body(failure: BaseException) -> tuple[int, str, dict[str, Any]]:
 
 def run_one(message: wire.Message, report: Report, tasks: str) -> None:
     params = message.get("params") or {}
+    trust.use(params.get("trusted") or {})
     try:
         value = importlib.import_module(tasks).run(str(params.get("kind")), params.get("params") or {}, report)
         report.answer(wire.result(message["id"], value))

@@ -17,13 +17,18 @@ JobStatus = Literal["done", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
+    """`root`: the workspace's folder, "" without one. `trusted`: the person's answer for each folder, as in
+    `trust.Answers`."""
+
     root: str
-    trusted: bool = False
+    trusted: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    trusted: bool
+    """All answers that hold now; where one was taken back, every job ends."""
+
+    trusted: Mapping[str, bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from cuda_agent.engine.messages import (
 )
 from cuda_agent.engine.runner import JobProcess
 from cuda_agent.errors import Cancelled, CudaAgentError, UsageError
+from cuda_agent.trust import Answers
 
 Emit = Callable[[str, object], None]
 JobParams = Capture | Optimize | Verify
@@ -59,8 +60,8 @@ def deadline_s(job: Job) -> float | None:
 class Registry:
     """Emits `job/progress` and `job/done`; a job that was submitted always gets exactly one `job/done`."""
 
-    def __init__(self, emit: Emit, cwd: Callable[[], str]) -> None:
-        self.emit, self.cwd = emit, cwd
+    def __init__(self, emit: Emit, cwd: Callable[[str], str], trusted: Callable[[], Answers]) -> None:
+        self.emit, self.cwd, self.trusted = emit, cwd, trusted
         self.jobs: dict[str, Job] = {}  # queued and running, oldest first
         self._runner: asyncio.Task[None] | None = None
 
@@ -121,7 +122,8 @@ class Registry:
         outcome: Mapping[str, Any] | None
         limit = deadline_s(job)
         try:
-            answer = await asyncio.wait_for(job.process.run(job.kind, to_json(job.params), self.cwd()), limit)
+            work = job.process.run(job.kind, to_json(job.params), self.cwd(job.params.path), self.trusted())
+            answer = await asyncio.wait_for(work, limit)
             status, message, outcome = answer["status"], answer["message"], answer["outcome"]
         except TimeoutError:
             status, outcome = "failed", job.best_outcome

@@ -13,6 +13,7 @@ from typing import Any
 
 from cuda_agent import errors, keys
 from cuda_agent.engine import processes, wire
+from cuda_agent.trust import Answers
 
 OnNotice = Callable[[str, Mapping[str, Any]], None]
 NO_EDITOR = {"error": {"kind": "noProvider", "message": "no editor is on the other side"}}
@@ -111,14 +112,15 @@ class JobProcess:
             _spawning.discard(mark)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._collect_stderr())]
 
-    async def run(self, kind: str, params: Mapping[str, Any], cwd: str) -> Any:
-        """The job's result. Its CudaAgentError when it failed, JobProcessDied when its process ended first."""
+    async def run(self, kind: str, params: Mapping[str, Any], cwd: str, trusted: Answers) -> Any:
+        """The job's result; it compiles and runs only what `trusted` covers. Its CudaAgentError when it failed,
+        JobProcessDied when its process ended first."""
         if self.pid is None:
             await self.start(cwd)
         self._next_id += 1
         self._answer = asyncio.get_running_loop().create_future()
         try:
-            self._send(wire.request(self._next_id, "run", {"kind": kind, "params": params}))
+            self._send(wire.request(self._next_id, "run", {"kind": kind, "params": params, "trusted": dict(trusted)}))
             return await self._answer
         finally:
             self._answer = None

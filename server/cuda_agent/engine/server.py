@@ -13,17 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cuda_agent import keys
+from cuda_agent import keys, trust
 from cuda_agent.engine import messages, processes, wire
 from cuda_agent.engine.codec import CodecError, from_json, to_json
 from cuda_agent.engine.facts import FactsWorker
 from cuda_agent.engine.job import error_body
 from cuda_agent.engine.registry import Registry
 from cuda_agent.errors import CudaAgentError, Untrusted
+from cuda_agent.paths import project
 
-UNTRUSTED = (
-    "this folder is not trusted: nothing in it is compiled or run. Trust it (command `cudaAgent.trust`) and try again"
-)
 Handler = Callable[[Any], Awaitable[Any]]
 
 
@@ -32,11 +30,11 @@ class Engine:
 
     def __init__(self, send: Callable[[wire.Message], None]) -> None:
         self.send = send
-        self.root = Path.cwd()
-        self.trusted = False
+        self.root: Path | None = None
+        self.trusted: trust.Answers = {}
         self.closing = asyncio.Event()
-        self.registry = Registry(self.emit, lambda: str(self.root))
-        self.facts = FactsWorker(self.emit, lambda: str(self.root))
+        self.registry = Registry(self.emit, self.folder, lambda: self.trusted)
+        self.facts = FactsWorker(self.emit, lambda: str(self.root or Path.cwd()), lambda: self.trusted)
         self.handlers: dict[str, Handler] = {
             "initialize": self.on_initialize,
             "trust": self.on_trust,
@@ -56,21 +54,22 @@ class Engine:
     # ------------------------------------------------------------ requests
 
     async def on_initialize(self, params: messages.Initialize) -> Mapping[str, Any]:
-        self.root = Path(params.root) if params.root and Path(params.root).is_dir() else Path.cwd()
+        self.root = Path(params.root).resolve() if params.root and Path(params.root).is_dir() else None
         self.trusted = params.trusted
         return {"pid": os.getpid()}
 
     async def on_trust(self, params: messages.Trust) -> None:
-        self.trusted = params.trusted
-        if not params.trusted:
+        before, self.trusted = self.trusted, params.trusted
+        granted = {**before, **{folder: True for folder, yes in params.trusted.items() if yes}}
+        if granted != dict(params.trusted):  # something was taken back
             await asyncio.gather(self.facts.close(), *(self.registry.cancel(id) for id in list(self.registry.jobs)))
 
     async def on_facts(self, params: messages.FactsOf) -> Any:
-        self._need_trust()
+        self._need_trust(params.path)
         return await self.facts.request(params)
 
     async def on_job(self, kind: messages.JobKind, params: Any) -> Mapping[str, Any]:
-        self._need_trust()
+        self._need_trust(params.path)
         return {"job": self.registry.submit(kind, params).id}
 
     async def on_cancel(self, params: messages.Cancel) -> Mapping[str, Any]:
@@ -89,9 +88,16 @@ class Engine:
         await self.close()
         self.closing.set()
 
-    def _need_trust(self) -> None:
-        if not self.trusted:
-            raise Untrusted(UNTRUSTED)
+    def folder(self, path: str) -> str:
+        """Where a file's job runs: the workspace, for a file outside of it the file's project."""
+        inside = self.root is not None and Path(path).is_relative_to(self.root)
+        return str(self.root if inside else project(Path(path)))
+
+    def _need_trust(self, path: str) -> None:
+        """What else a job compiles it asks for itself (`trust.need`)."""
+        place = trust.uncovered(Path(path), self.trusted)
+        if place is not None:
+            raise Untrusted(trust.refusal(project(place)))
 
     # ------------------------------------------------------------ the stream
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuda_agent import config
+from cuda_agent import config, trust
 from cuda_agent.engine.codec import from_json, to_json
 from cuda_agent.engine.job import Report
 from cuda_agent.engine.messages import REQUESTS, Capture, FactsOf, Optimize, Verify
@@ -195,6 +195,7 @@ def _run_capture(ask: Capture | Optimize | Verify, report: Report) -> Any:
             raise SourceError(
                 f"{path.name} has unsaved changes that the run command would not see: save the file first"
             )
+    trust.need(Path.cwd())
     options, forward = _capture_options(ask), on_event(report)
     return run_and_capture(ask.settings.command, Path.cwd(), options, on_event=forward, cancelled=report.cancelled)
 

@@ -24,9 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cuda_agent import trust
 from cuda_agent.capture import CaptureOptions, CaptureReport, NothingCaptured, process, shim
 from cuda_agent.capture.session import Session
-from cuda_agent.errors import Cancelled, CompileError, WorkloadError
+from cuda_agent.errors import Cancelled, CompileError, Untrusted, WorkloadError
 from cuda_agent.model import Launch
 from cuda_agent.source import joined
 from cuda_agent.toolchain import options as words
@@ -298,7 +299,12 @@ def _folder(case: Case) -> Path:
     parts = workload.root.absolute().parents
     if len(parts) < 3 or parts[0].name != "captures" or parts[1].name != ".cuda-agent":
         raise WorkloadError(f"the capture {workload.root} does not lie in its project's .cuda-agent/captures")
-    return Path(os.path.abspath(parts[2]))
+    folder = Path(os.path.abspath(parts[2]))
+    try:
+        trust.need(folder)  # the command runs more than the judged file, maybe from a folder above the trusted one
+    except Untrusted as missing:
+        raise WorkloadError(str(missing)) from missing
+    return folder
 
 
 def _ignore(folder: str, names: list[str]) -> set[str]:

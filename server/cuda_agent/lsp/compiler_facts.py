@@ -45,7 +45,7 @@ class CompilerFacts:
     def schedule(self, file: OpenFile, delay: float = DEBOUNCE_S) -> None:
         """Ask after a pause; a later call for the same file starts the pause anew."""
         self._stop_timer(file.uri)
-        if self.server.trust.trusted and file.path is not None and file.is_cuda:
+        if file.is_cuda and self.server.covers(file):
             loop = asyncio.get_running_loop()
             self._timers[file.uri] = loop.call_later(delay, self._begin, file.uri)
 
@@ -90,7 +90,8 @@ class CompilerFacts:
     async def _ask(self, file: OpenFile) -> None:
         document, module = file.document, file.module
         try:
-            request = FactsOf(str(file.path), document.text, document.version, self.server.settings)
+            await self.server.engine.trust(self.server.trust.answers)
+            request = FactsOf(str(file.real_path), document.text, document.version, self.server.settings)
             answer = await self.server.engine.request("facts", request)
         except Cancelled:  # a newer version of the file waits
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,12 @@ class OpenFile:
     language: str
     document: Document
     _module: symbols.Module | None = field(default=None, repr=False)
+
+    @property
+    def real_path(self) -> Path | None:
+        """`path` with the links to its folder followed: a build and captures are looked for in the folders above a
+        file, and a link from elsewhere must not bring in those above itself."""
+        return Path(os.path.realpath(self.path.parent), self.path.name) if self.path is not None else None
 
     @property
     def is_cuda(self) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
@@ -77,7 +78,7 @@ class EditorModel:
         job = self.server.jobs.get(event.job)
         if job is None or job.kind != "optimize" or not is_editors(job.params.settings):
             return error("other", "only a search with cudaAgent.model at editor may ask the editor's language model")
-        if not self.server.trust.trusted:
+        if not self.server.trust.covers(Path(job.params.path)):
             return error("noPermission", "this folder is not trusted")
         if not self.server.client.custom(CAPABILITY):
             return error("noProvider", NO_MODEL)

@@ -38,9 +38,20 @@ def why_not(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> str | No
         return "the file is not on disk yet: save it first"
     if kernel.has_error:
         return "kernel has a syntax error"
-    if server.trust.told and not server.trust.trusted:
+    if server.trust.told is False:
         return "this folder is not trusted: nothing in it is compiled or run"
     return None
+
+
+def trust_title(server: CudaAgentServer, file: OpenFile) -> str | None:
+    """What an action that trusts the file's folder is called; None where it is trusted, or the editor said no. A folder
+    that is not the workspace's is named."""
+    if server.trust.told is False or file.path is None:
+        return None
+    folder = server.trust.missing(file.path)
+    if folder is None:
+        return None
+    return "Trust this folder" if folder in server.trust.folders else f"Trust the folder {folder}"
 
 
 def why_no_inputs(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> str | None:

@@ -27,18 +27,18 @@ from cuda_agent.lsp import outcomes
 from cuda_agent.lsp.attach import Listener
 from cuda_agent.lsp.client import Client
 from cuda_agent.lsp.compiler_facts import CompilerFacts
-from cuda_agent.lsp.documents import Documents
+from cuda_agent.lsp.documents import Documents, OpenFile
 from cuda_agent.lsp.editor_model import EditorModel
 from cuda_agent.lsp.jobs import Job, Jobs
 from cuda_agent.lsp.proposals import Proposals
 from cuda_agent.lsp.protocol import Protocol, converter, reply
-from cuda_agent.lsp.trust import Trust
+from cuda_agent.trust import Trust
 
 _log = logging.getLogger(__name__)
 SCHEME = "cuda-agent-proposal"
 REFRESH_S = 0.15
 LEVELS = ("error", "warning", "info", "debug")
-ASK = "CUDA Agent compiles and runs the code in {}. Trust this folder?"
+ASK = "CUDA Agent compiles and runs the code in {} and in the folders below it. Trust this folder?"
 
 
 class CudaAgentServer(LanguageServer):
@@ -51,7 +51,7 @@ class CudaAgentServer(LanguageServer):
         self.client = Client()
         self.documents = Documents()
         self.settings = Settings()
-        self.trust = Trust(None)
+        self.trust = Trust()
         self.proposals = Proposals(documents=lambda: self.documents)
         self.engine = EngineClient(self._engine_said, self._engine_lost)
         self.jobs = Jobs(self, lambda job, event: outcomes.finish(self, job, event))
@@ -62,7 +62,7 @@ class CudaAgentServer(LanguageServer):
         self.tasks: set[asyncio.Task[Any]] = set()
         self._given: dict[str, Any] = {}  # settings as the client gave them
         self._refresh: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[bool] | None = None
+        self._asking: dict[Path, asyncio.Task[bool]] = {}  # by the folder that is asked about
         self._said: set[str] = set()
         self.published: set[str] = set()  # files with diagnostics of ours
 
@@ -76,11 +76,12 @@ class CudaAgentServer(LanguageServer):
         uri = folders[0].uri if folders else params.root_uri
         name = to_fs_path(uri) if uri else params.root_path
         self.root = Path(name) if name else None
-        self.engine.root = str(self.root or Path.cwd())
-        self.trust = Trust(self.root)
+        self.engine.root = str(self.root or "")
+        self.trust = Trust()
+        self.trust.open_folders(self.workspace_paths() or ([self.root] if self.root else []))
         if self.client.says_trust:
             self.trust.tell(bool(self.client.options["trusted"]))
-        self.engine.trusted = self.trust.trusted
+        self.engine.trusted = self.trust.answers
         self.configure(self.client.options.get("settings") or {})
 
     def complete_capabilities(self, capabilities: types.ServerCapabilities) -> None:
@@ -114,7 +115,7 @@ class CudaAgentServer(LanguageServer):
             return
         self._given = {**self._given, **values}
         settings = Settings()
-        for key, value in trusted_only(self._given, self.trust.trusted).items():
+        for key, value in trusted_only(self._given, self.trusted).items():
             try:
                 settings = parse({key: value}, settings)
             except UsageError as problem:
@@ -122,36 +123,56 @@ class CudaAgentServer(LanguageServer):
         self.settings = settings
         logging.getLogger("cuda_agent").setLevel(settings.log_level.upper())
 
-    async def set_trust(self, trusted: bool, told: bool) -> None:
-        """`told`: by the editor, which keeps the answer itself."""
-        if told:
-            self.trust.tell(trusted)
-        else:
-            self.trust.remember(trusted)
+    @property
+    def trusted(self) -> bool:
+        """Whether restricted settings are read: the editor's word, else the answer for the workspace's folder; without
+        a folder an open file's."""
+        if self.trust.told is not None:
+            return self.trust.told
+        if self.root is not None:
+            return self.trust.covers(self.root)
+        return any(self.covers(file) for file in self.documents)
+
+    def workspace_paths(self) -> list[Path]:
+        """Every folder that the workspace has now."""
+        names = (to_fs_path(folder.uri) for folder in self.workspace.folders.values())
+        return [Path(name) for name in names if name]
+
+    def covers(self, file: OpenFile) -> bool:
+        """Whether the file's code may be compiled and run."""
+        return file.path is not None and self.trust.covers(file.path)
+
+    async def trust_changed(self) -> None:
+        """Let everything follow what is trusted now."""
         self.configure({})
         self.tell_status()
-        await self.engine.trust(trusted)
+        await self.engine.trust(self.trust.answers)
         for file in self.documents:
             self.facts.schedule(file, 0.0)
         self.refresh_soon()
 
-    async def ensure_trust(self) -> bool:
-        """True when code may run. Asks the person once where the editor has no trust of its own; two callers share one
-        question."""
-        if self.trust.trusted or self.trust.told:
-            return self.trust.trusted
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_trust())
-        return await asyncio.shield(self._asking)
+    async def ensure_trust(self, path: Path) -> bool:
+        """True when the file's code may run. Asks the person about its folder, once, where no editor said no; two
+        callers share one question."""
+        while (folder := self.trust.missing(path)) is not None:
+            if self.trust.told is False:
+                return False
+            asking = self._asking.get(folder)
+            if asking is None or asking.done():
+                asking = self._asking[folder] = asyncio.create_task(self._ask_trust(folder))
+            if not await asyncio.shield(asking):
+                return False
+        await self.engine.trust(self.trust.answers)  # the answer may have been given in another program
+        return True
 
-    async def _ask_trust(self) -> bool:
+    async def _ask_trust(self, folder: Path) -> bool:
         yes, no = types.MessageActionItem("Trust this folder"), types.MessageActionItem("Not now")
-        text = ASK.format(self.root or "this file's folder")
-        question = types.ShowMessageRequestParams(type=types.MessageType.Warning, message=text, actions=[yes, no])
+        question = types.ShowMessageRequestParams(types.MessageType.Warning, ASK.format(folder), [yes, no])
         answer = await reply(self.window_show_message_request(question))
         trusted = answer is not None and answer.title == yes.title
         if trusted:
-            await self.set_trust(True, told=False)
+            self.trust.remember(folder, True)
+            await self.trust_changed()
         return trusted
 
     # ------------------------------------------------------------ the engine's words
@@ -234,7 +255,7 @@ class CudaAgentServer(LanguageServer):
     def tell_status(self) -> None:
         """`cudaAgent/status`, to clients that announced it."""
         if self.client.custom("status"):
-            status = {"trusted": self.trust.trusted, "engine": self.engine.state, "device": self.settings.device}
+            status = {"trusted": self.trusted, "engine": self.engine.state, "device": self.settings.device}
             self.protocol.notify("cudaAgent/status", status)
 
     def refresh_soon(self) -> None:
@@ -258,7 +279,7 @@ class CudaAgentServer(LanguageServer):
             "engine": {"state": self.engine.state, "pid": self.engine.pid},
             "client": self.client.name,
             "encoding": self.documents.encoding,
-            "trusted": self.trust.trusted,
+            "trusted": self.trusted,
             "root": str(self.root) if self.root else None,
             "jobs": [{"job": job.id, "kind": job.kind, "kernel": job.kernel} for job in self.jobs.all()],
             "threads": [thread.name for thread in threading.enumerate()],

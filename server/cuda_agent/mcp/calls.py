@@ -19,12 +19,12 @@ from cuda_agent.judge.evidence import to_json as evidence_json
 from cuda_agent.lsp import render
 from cuda_agent.lsp.documents import OpenFile
 from cuda_agent.lsp.proposals import Proposals, judged_hash
-from cuda_agent.lsp.trust import Trust
 from cuda_agent.mcp import editor, results, roots
 from cuda_agent.mcp.jobs import Jobs, Say
 from cuda_agent.mcp.tasks import Ask
 from cuda_agent.model import Candidate, Proposal, Verdict
 from cuda_agent.source.documents import Document
+from cuda_agent.trust import Trust
 
 COMPILE_S = 120.0
 Arguments = Mapping[str, Any]
@@ -209,7 +209,7 @@ async def _read(path: Path, folder: Path) -> Source:
 
 
 def _need_trust(folder: Path) -> None:
-    if not Trust(folder).trusted:
+    if not Trust().covers(folder):
         raise Untrusted(
             f"{folder} is not trusted: nothing in it is compiled or run. The person who owns it may run "
             f"`cuda-agent trust {shlex.quote(str(folder))}` in a terminal; then call this tool again"

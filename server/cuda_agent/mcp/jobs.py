@@ -14,6 +14,7 @@ import anyio
 
 from cuda_agent.engine.runner import JobProcess
 from cuda_agent.errors import DeadlineExceeded
+from cuda_agent.trust import Trust
 
 _log = logging.getLogger(__name__)
 TASKS = "cuda_agent.mcp.tasks"
@@ -76,7 +77,7 @@ class Jobs:
             async with turn:
                 began = time.monotonic()
                 with anyio.move_on_after(limit_s):
-                    return await process.run(kind, params, cwd)
+                    return await process.run(kind, params, cwd, Trust().answers)
                 raise DeadlineExceeded(
                     f"{kind} was stopped after {time.monotonic() - began:.0f} s: the program or a kernel may never "
                     "end, or the budget is too small for it"

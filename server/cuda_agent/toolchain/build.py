@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cuda_agent import config
+from cuda_agent import config, trust
 from cuda_agent.errors import UsageError
 from cuda_agent.model import Build
+from cuda_agent.paths import folders_above
 from cuda_agent.toolchain import header, options
 
 DEFAULT_FLAGS = ("-std=c++17", "-O3")
@@ -280,12 +281,15 @@ def find_build(file: Path) -> Build:
     """How `file` is built: see the module. A header is built as a part of a source that includes it, else as a `.cu`
     beside it. The setting `extraFlags` is added.
 
-    Raises UsageError when a compile_commands.json there is not JSON, or an extra flag misses its value.
+    Raises Untrusted when what would be compiled is not covered (whatever compiles a file asks for its build first),
+    UsageError when a compile_commands.json there is not JSON, or an extra flag misses its value.
     """
     file = file.absolute()
+    trust.need(file)
     default = Build(file, file.parent, "nvcc", (*DEFAULT_FLAGS, f"-I{file.parent}"), "default")
     found = _known(file)
     if file.suffix in options.HEADERS and (source := header.including(file, header.sources_around(file))) is not None:
+        trust.need(source)
         own = _known(source) or found or default
         found = replace(own, file=file, through=source)
     elif found is None and file.suffix in options.HEADERS:
@@ -303,13 +307,13 @@ def with_extra(build: Build, words: Sequence[str]) -> Build:
 
 
 def _known(file: Path) -> Build | None:
-    for folder in file.parents:
+    for folder in folders_above(file):
         database = folder / "compile_commands.json"
         if not database.is_file():
             database = folder / "build" / "compile_commands.json"
         if database.is_file() and (found := _from_database(database, file)):
             return found
-    for folder in file.parents:
+    for folder in folders_above(file):
         if found := _from_record(folder / RECORD, file):
             return found
     return None

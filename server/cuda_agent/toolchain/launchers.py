@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cuda_agent import trust
 from cuda_agent.model import Build, Kernel
 from cuda_agent.paths import project_folders
 from cuda_agent.source import joined
@@ -29,13 +30,16 @@ _LEFT_OUT = frozenset(("node_modules", "__pycache__", "site-packages"))
 def with_launches(build: Build, text: str, unsaved: Mapping[Path, str] | None = None) -> str:
     """`text`, a header's, joined with every file of the project that names one of its kernels; `text` itself where
     there is none, for a file that is no header, and where not every launch can be seen. `unsaved`: texts of files that
-    an editor has open, which count instead of what is on disk."""
+    an editor has open, which count instead of what is on disk. Raises Untrusted when one of the
+    files is not covered."""
     if build.through is None or joined.others(text):
         return text
     own = module(Document(str(build.file), text))
     found = _naming(build, own.kernels, unsaved or {}) if own.kernels else {}
     if not found:
         return text
+    for path in sorted(found):
+        trust.need(path)
     whole = joined.join(text, {joined.name_of(build.file, path): found[path] for path in sorted(found)})
     both = module(Document(str(build.file), whole))
     elsewhere = {header.name for header in both.tree.headers if header.body and header.name_span.start > both.own_end}

@@ -111,7 +111,7 @@ async def test_a_real_job_asks_and_where_no_editor_is_the_answer_is_no(
 
     job = JobProcess(take, "asking", asks=asks)
     try:
-        answer = await job.run("any", {"q": "🚀"}, str(tmp_path))
+        answer = await job.run("any", {"q": "🚀"}, str(tmp_path), {})
     finally:
         await job.kill()
     assert answer == ({"text": "🚀!"} if asks else NO_EDITOR)

@@ -19,6 +19,7 @@ from cuda_agent.engine import messages, processes, registry, wire
 from cuda_agent.engine.client import EngineClient, EngineDied
 from cuda_agent.engine.messages import Cancel, Capture, FactsOf, JobDone, Nothing, Optimize, Verify
 from cuda_agent.errors import Cancelled, CudaAgentError, ToolchainError, Untrusted, UsageError
+from cuda_agent.trust import Answers
 from patience import patience
 
 KERNEL = "__global__ void k(float *x) { x[threadIdx.x] = 1; }\n"
@@ -28,7 +29,7 @@ SLEEP = Settings("emulator", "sleep 1000")
 class Link:
     """A client with what it heard."""
 
-    def __init__(self, root: Path, trusted: bool) -> None:
+    def __init__(self, root: Path, trusted: Answers) -> None:
         self.events: list[object] = []
         self.lost: list[str] = []
         self.client = EngineClient(self.events.append, self.lost.append)
@@ -47,7 +48,7 @@ class Link:
 
 @pytest_asyncio.fixture
 async def link(tmp_path: Path) -> AsyncIterator[Link]:
-    made = Link(tmp_path, True)
+    made = Link(tmp_path, {"/": True})
     yield made
     pid = made.client.pid
     below = processes.descendants(pid) if pid is not None else []
@@ -56,7 +57,7 @@ async def link(tmp_path: Path) -> AsyncIterator[Link]:
 
 
 async def test_untrusted_refuses_everything_that_compiles_or_runs(tmp_path: Path) -> None:
-    link = Link(tmp_path, False)
+    link = Link(tmp_path, {"/elsewhere": True})
     asks = {
         "facts": FactsOf("/a.cu", KERNEL),
         "optimize": Optimize("/a.cu", KERNEL, "k"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cuda_agent import capture as room
-from cuda_agent import judge, rewrite
+from cuda_agent import judge, rewrite, trust
 from cuda_agent.capture import CaptureOptions
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import Cancelled, WorkloadError
@@ -325,6 +325,23 @@ def test_a_command_that_builds_nothing(device: Device, tmp_path: Path, scratch: 
     result = InProgram().check(case(device, file, work, SCALE))
     assert (result.status, result.undecided) == ("not-run", False)
     assert "(true) does not compile scale.cu" in result.detail
+
+
+@emulated
+def test_a_command_of_a_folder_that_is_not_trusted(
+    device: Device, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture lies above the judged file's folder, which alone is trusted."""
+    file = tmp_path / "p" / "scale.cu"
+    (file.parent / "deep").mkdir(parents=True)
+    file.write_text(SCALE)
+    made = captured(file)
+    work = Workload("scale", "captured", made.launches, made.root, made.blobs, "emulator", ("touch", "ran"))
+    file = file.rename(file.parent / "deep" / "scale.cu")
+    monkeypatch.setattr(trust, "_current", {str(file.parent): True})
+    result = InProgram().check(case(device, file, work, SCALE))
+    assert (result.status, result.undecided) == ("not-run", False)
+    assert f"{tmp_path / 'p'} is not trusted" in result.detail
 
 
 @emulated

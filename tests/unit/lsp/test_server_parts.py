@@ -1,10 +1,8 @@
-"""Trust, documents, client capabilities, titles: the parts of the server that need no connection."""
+"""Documents, client capabilities, titles: the parts of the server that need no connection."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,40 +12,7 @@ from cuda_agent.lsp import render
 from cuda_agent.lsp.client import Client
 from cuda_agent.lsp.documents import Documents
 from cuda_agent.lsp.handlers import code_action, sync
-from cuda_agent.lsp.trust import Trust, trust_file
 from cuda_agent.model import Candidate, GateResult, Proposal, Timing, Verdict
-
-
-def test_trust_is_remembered_for_a_folder_and_all_below(tmp_path: Path) -> None:
-    file = tmp_path / "config" / "trust.json"
-    root = tmp_path / "project"
-    assert Trust(root, file).trusted is False
-    Trust(root, file).remember(True)
-    assert Trust(root, file).trusted is True
-    assert Trust(root / "sub" / "deeper", file).trusted is True
-    assert Trust(tmp_path, file).trusted is False
-    Trust(root / "sub", file).remember(False)
-    assert Trust(root / "sub" / "deeper", file).trusted is False
-    assert json.loads(file.read_text()) == {str(root): True, str(root / "sub"): False}
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"/": "yes"}', "\x00"])
-def test_a_broken_trust_file_trusts_nothing(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "trust.json"
-    file.write_text(content)
-    assert Trust(tmp_path, file).trusted is False
-
-
-def test_trust_that_cannot_be_written_holds_for_the_session(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("")
-    trust = Trust(tmp_path, tmp_path / "config" / "trust.json")
-    trust.remember(True)
-    assert trust.trusted is True
-
-
-def test_the_trust_file_is_the_persons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert trust_file() == tmp_path / "cuda-agent" / "trust.json"
 
 
 def encodings(*offered: str) -> types.ClientCapabilities:

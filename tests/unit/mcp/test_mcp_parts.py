@@ -15,12 +15,12 @@ from cuda_agent import cli
 from cuda_agent.config import Settings
 from cuda_agent.errors import SourceError, Untrusted, UsageError
 from cuda_agent.judge.evidence import schema
-from cuda_agent.lsp.trust import Trust
 from cuda_agent.mcp import results, roots, tasks
 from cuda_agent.mcp.app import Tools
 from cuda_agent.mcp.calls import Caller, Calls
 from cuda_agent.mcp.jobs import Progress
 from cuda_agent.mcp.tools import tools
+from cuda_agent.trust import Trust
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -123,15 +123,15 @@ async def test_trust_can_be_given_and_taken_while_it_runs(folder: Path) -> None:
     made, caller = Calls(Settings()), Caller([folder], "x", silent)
     with pytest.raises(Untrusted, match=r"cuda-agent trust /.*project"):
         await made.facts(caller, {"file": "k.cu"})
-    Trust(folder).remember(True)
+    Trust().remember(folder, True)
     assert (await made._source(caller, {"file": "k.cu"})).path == folder / "k.cu"
-    Trust(folder).remember(False)
+    Trust().remember(folder, False)
     with pytest.raises(Untrusted):
         await made.verify(caller, {"file": "k.cu", "candidate": ""})
 
 
 async def test_only_the_persons_own_command_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Trust(folder).remember(True)
+    Trust().remember(folder, True)
     caller = Caller([folder], "x", silent)
     ran: list[tuple[str, str]] = []
 
@@ -157,13 +157,31 @@ async def test_only_the_persons_own_command_is_run(folder: Path, monkeypatch: py
 async def test_a_command_runs_in_a_folder_that_is_trusted_itself(folder: Path) -> None:
     (folder / "deep").mkdir()
     (folder / "deep" / "k.cu").touch()
-    Trust(folder / "deep").remember(True)
+    Trust().remember(folder / "deep", True)
     with pytest.raises(Untrusted, match="project is not trusted"):
         await Calls(Settings(run_command="make")).capture(Caller([folder], "x", silent), {"file": "deep/k.cu"})
 
 
+async def test_a_job_asks_for_what_else_it_would_compile_or_run(folder: Path) -> None:
+    """The source that a header's kernel is compiled in, and the folder that the run command runs in."""
+    for name in ("deep", "other"):
+        (folder / name).mkdir()
+    (folder / "deep" / "k.cuh").write_text("__global__ void k(float *x) { x[0] = 1; }\n")
+    (folder / "other" / "x.cu").write_text('#include "../deep/k.cuh"\nvoid go(float *d) { k<<<1, 32>>>(d); }\n')
+    (folder / "deep" / "k.cu").write_text("__global__ void k(float *x) { x[0] = 1; }\n")
+    Trust().remember(folder / "deep", True)
+    caller = Caller([folder], "x", silent)
+    with pytest.raises(Untrusted, match="other is not trusted"):
+        await Calls(Settings("emulator")).facts(caller, {"file": "deep/k.cuh"})
+    running = Calls(Settings("emulator", run_command="touch ran"))
+    for call in (running.bench, running.optimise):
+        with pytest.raises(Untrusted, match="project is not trusted"):
+            await call(caller, {"file": "deep/k.cu"})
+    assert not (folder / "ran").exists()
+
+
 async def test_a_rewrite_is_given_once(folder: Path) -> None:
-    Trust(folder).remember(True)
+    Trust().remember(folder, True)
     for given in ({}, {"candidate": "", "candidate_file": "k.cu"}):
         with pytest.raises(UsageError, match="either as"):
             await Calls(Settings()).verify(Caller([folder], "x", silent), {"file": "k.cu", **given})
@@ -255,10 +273,10 @@ def test_the_page_names_every_tool_and_argument() -> None:
 
 def test_trust_is_given_and_taken_on_the_command_line(folder: Path, capsys: Capsys) -> None:
     assert cli.main(["trust", str(folder)]) == 0
-    assert Trust(folder / "deep").trusted
+    assert Trust().covers(folder / "deep")
     assert f"{folder} is trusted now" in capsys.readouterr().out
     assert cli.main(["trust", str(folder), "--revoke", "--json"]) == 0
-    assert not Trust(folder).trusted
+    assert not Trust().covers(folder)
     assert json.loads(capsys.readouterr().out) == {"status": "done", "folder": str(folder), "trusted": False}
     assert cli.main(["trust", str(folder / "k.cu")]) == 3
     assert "is not a folder" in capsys.readouterr().err

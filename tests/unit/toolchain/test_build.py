@@ -211,6 +211,18 @@ def test_compile_commands_upward_command_and_arguments(tmp_path: Path) -> None:
     assert build.find_build(source / "b.cu").flags == ("-O1",)
 
 
+@pytest.mark.parametrize(
+    ("mode", "origin"), [(0o755, "compile_commands"), (0o777, "compile_commands"), (0o1777, "default")]
+)
+def test_nobody_elses_flags_from_a_folder_like_tmp(tmp_path: Path, mode: int, origin: str) -> None:
+    everybodys = tmp_path / "tmp"
+    (everybodys / "mine").mkdir(parents=True)
+    for folder in (tmp_path, everybodys):
+        database(folder, [{"directory": str(everybodys), "file": "mine/a.cu", "command": "nvcc -ccbin=/evil -c a.cu"}])
+    everybodys.chmod(mode)
+    assert build.find_build(everybodys / "mine" / "a.cu").origin == origin
+
+
 def test_clang_entry_is_translated(tmp_path: Path) -> None:
     command = "clang++ -x cuda --cuda-gpu-arch=sm_80 -Wall -fcolor -I /i -DX -std=c++17 -O2 -c a.cu"
     database(tmp_path, [{"directory": str(tmp_path), "file": "a.cu", "command": command}])

@@ -73,8 +73,9 @@ def actions(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator
     yield _action(
         f"Capture inputs of {kernel.name}", CAPTURE, "cudaAgent.capture", where, _why_no_capture(server, file, kernel)
     )
-    if not server.trust.trusted and not server.trust.told:
-        yield _action("Trust this folder: compile and run its code", TRUST, "cudaAgent.trust", {"uri": file.uri})
+    trust = inputs.trust_title(server, file)
+    if trust is not None:
+        yield _action(f"{trust}: compile and run its code", TRUST, "cudaAgent.trust", {"uri": file.uri})
 
 
 def _why_no_capture(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> str | None:

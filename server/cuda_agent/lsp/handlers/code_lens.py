@@ -18,10 +18,11 @@ def code_lens(server: CudaAgentServer, params: types.CodeLensParams) -> list[typ
     file = server.documents.get(params.text_document.uri)
     if file is None or not file.is_cuda or not server.settings.lens:
         return []
-    lenses = []
+    lenses, trust = [], inputs.trust_title(server, file)
     for kernel in file.module.kernels:
         where = file.range(kernel.name_span, server.documents.encoding)
-        lenses += [types.CodeLens(_nth(where, n), command) for n, command in enumerate(row(server, file, kernel))]
+        commands = row(server, file, kernel, trust)
+        lenses += [types.CodeLens(_nth(where, n), command) for n, command in enumerate(commands)]
     return lenses
 
 
@@ -32,8 +33,9 @@ def _nth(name: types.Range, n: int) -> types.Range:
     return types.Range(start, name.end)
 
 
-def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[types.Command]:
-    """The lenses of one kernel, left to right; each has an equal code action."""
+def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel, trust: str | None) -> Iterator[types.Command]:
+    """The lenses of one kernel, left to right; each has an equal code action. `trust`: what the one that gives trust
+    says, where that is missing."""
     where = {"uri": file.uri, "kernel": kernel.id}
     job = server.jobs.running(file.uri, kernel.id)
     proposal = server.proposals.of_kernel(file, kernel.id)
@@ -47,8 +49,8 @@ def row(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator[typ
             return
     else:
         yield _plain(render.facts_title(file.module, kernel, server.facts.of(file, kernel)))
-    if not server.trust.trusted and not server.trust.told:
-        yield types.Command(title="Trust this folder", command="cudaAgent.trust", arguments=[{"uri": file.uri}])
+    if trust is not None:
+        yield types.Command(title=trust, command="cudaAgent.trust", arguments=[{"uri": file.uri}])
     if inputs.why_no_inputs(server, file, kernel) is None:
         yield types.Command(title="Optimise", command="cudaAgent.optimize", arguments=[where])
 

@@ -58,7 +58,8 @@ def jobs(server: CudaAgentServer, params: Any) -> list[dict[str, Any]]:
 async def trust(server: CudaAgentServer, params: Any) -> None:
     """A notification: the editor's trust in this workspace changed."""
     trusted = bool(params.get("trusted")) if isinstance(params, Mapping) else False
-    await server.set_trust(trusted, told=True)
+    server.trust.tell(trusted)
+    await server.trust_changed()
 
 
 def debug_information(server: CudaAgentServer, params: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ async def optimize(server: CudaAgentServer, where: Any = None) -> dict[str, Any]
     if not file.module.has_main and not (file.path and inputs.has_inputs(file.path)):
         await _need_run_command(server, file, kernel)
     params = Optimize(
-        str(file.path),
+        str(file.real_path),
         file.document.text,
         kernel.id,
         settings_for(server, where),
@@ -53,7 +53,7 @@ async def capture(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
     await _ready(server, file, kernel)
     if not file.module.has_main:
         await _need_run_command(server, file, kernel)
-    params = Capture(str(file.path), file.document.text, kernel.id, settings_for(server, where), Jobs.new_id())
+    params = Capture(str(file.real_path), file.document.text, kernel.id, settings_for(server, where), Jobs.new_id())
     return {"job": server.jobs.start("capture", file.uri, kernel.id, file.document, params).id}
 
 
@@ -63,7 +63,7 @@ async def verify(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
     await _ready(server, file, file.module.kernel(proposal.kernel))
     text, candidate = server.proposals.whole(proposal, file), proposal.candidate
     params = Verify(
-        str(file.path),
+        str(file.real_path),
         text,
         edits.apply(text, rebased(proposal, text)),
         proposal.kernel,
@@ -154,10 +154,17 @@ async def cancel(server: CudaAgentServer, which: Any = None) -> dict[str, Any]:
 
 
 async def trust(server: CudaAgentServer, where: Any = None) -> dict[str, Any]:
-    if server.trust.told and not server.trust.trusted:
+    """The folder of `where`'s file, else the workspace's."""
+    if server.trust.told is False:
         raise Untrusted("the editor has not trusted this folder: use its own command for that")
-    await server.set_trust(True, told=server.trust.told)
-    return {"trusted": server.trust.trusted}
+    place = _file(server, where).path if isinstance(where, Mapping) and "uri" in where else server.root
+    if place is None:
+        raise UsageError("there is no folder to trust: name a file that is on disk")
+    folder = server.trust.missing(place)
+    if folder is not None:
+        server.trust.remember(folder, True)
+        await server.trust_changed()
+    return {"trusted": server.trust.covers(place)}
 
 
 async def restart_engine(server: CudaAgentServer, where: Any = None) -> None:
@@ -224,8 +231,9 @@ def _proposal(server: CudaAgentServer, where: Any) -> tuple[OpenFile, Proposal]:
 
 
 async def _ready(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> None:
-    if not await server.ensure_trust():
-        raise Untrusted("this folder is not trusted: nothing in it is compiled or run")
+    if file.path is not None and not await server.ensure_trust(file.path):
+        folder = server.trust.missing(file.path) if server.trust.told is not False else None
+        raise Untrusted(f"{folder or 'this folder'} is not trusted: nothing in it is compiled or run")
     reason = inputs.why_not(server, file, kernel)
     if reason is not None:
         raise UsageError(f"{kernel.name}: {reason}")
@@ -256,7 +264,9 @@ def _unsaved(server: CudaAgentServer, file: OpenFile) -> dict[str, str]:
             return False
 
     return {
-        str(other.path): other.document.text for other in server.documents if other is not file and not saved(other)
+        str(other.real_path): other.document.text
+        for other in server.documents
+        if other is not file and not saved(other)
     }
 
 

@@ -63,7 +63,7 @@ def _launch(server: CudaAgentServer, file: OpenFile, offset: int) -> tuple[str, 
 
 
 def _whole(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> str:
-    if server.trust.trusted:
+    if server.covers(file) or file.path is None:
         note = inputs.why_no_inputs(server, file, kernel)
     else:
         note = "facts of the text only: trust this folder (cudaAgent.trust) to see what the compiler makes of it"

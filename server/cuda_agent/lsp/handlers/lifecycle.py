@@ -30,6 +30,12 @@ async def initialized(server: CudaAgentServer, params: types.InitializedParams) 
         await reply(server.client_register_capability(types.RegistrationParams([wanted])))
 
 
+async def folders_changed(server: CudaAgentServer, params: types.DidChangeWorkspaceFoldersParams) -> None:
+    """An editor's own trust is about the folders that its workspace has now."""
+    server.trust.open_folders(server.workspace_paths())
+    await server.trust_changed()
+
+
 def warm(server: CudaAgentServer) -> None:
     """Build the converter's code for the messages to come: the first use of each costs 5 to 58 ms."""
     converter = server.protocol._converter
@@ -70,4 +76,5 @@ def warm(server: CudaAgentServer) -> None:
 def register(server: CudaAgentServer) -> None:
     feature(server, types.INITIALIZE, initialize)
     feature(server, types.INITIALIZED, initialized)
+    feature(server, types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS, folders_changed)
     asyncio.get_running_loop()  # registered inside the loop: tasks and timers need it

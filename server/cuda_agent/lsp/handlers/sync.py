@@ -11,6 +11,8 @@ from cuda_agent.lsp.server import CudaAgentServer
 
 def did_open(server: CudaAgentServer, params: types.DidOpenTextDocumentParams) -> None:
     file = server.documents.open(params.text_document)
+    if server.root is None:
+        server.configure({})  # a trusted file is what restricted settings wait for
     server.facts.schedule(file, 0.0)
 
 
