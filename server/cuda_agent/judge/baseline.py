@@ -138,7 +138,8 @@ def _replay(case: Case, index: int) -> _Replayed:
     ]
     spread = spread_of(case, index, rows)
     *_, after, zeros, changed = results
-    how = _check_after(case, index, after["buffers"], spread, [row["max_abs"] for row in zeros["buffers"]])
+    beyond = next(result for result in results if "canaries" in result)["canaries"]
+    how = _check_after(case, index, after["buffers"], spread, [row["max_abs"] for row in zeros["buffers"]], beyond)
     return _Replayed(
         seconds=min(result["seconds"] for result in results if "seconds" in result),
         how=how,
@@ -179,11 +180,16 @@ def spread_of(case: Case, index: int, rows: Sequence[Mapping[str, Any]]) -> tupl
 
 
 def _check_after(
-    case: Case, index: int, rows: Sequence[Mapping[str, Any]], spread: Sequence[float], magnitude: Sequence[float]
+    case: Case,
+    index: int,
+    rows: Sequence[Mapping[str, Any]],
+    spread: Sequence[float],
+    magnitude: Sequence[float],
+    beyond: Sequence[Mapping[str, Any]],
 ) -> str:
     """The program's own result against the replay's: bit-equal, within the spread, or, captured on another device,
-    within ten times the numeric rule (two math libraries may differ in the last places). Raises WorkloadError
-    otherwise."""
+    within ten times the numeric rule (two math libraries may differ in the last places). `beyond`: canaries that the
+    replay damaged. Raises WorkloadError otherwise."""
     if not rows:
         return "the program's own result was not recorded"
     if all(row["equal"] for row in rows):
@@ -201,10 +207,23 @@ def _check_after(
             raise WorkloadError(
                 f"the capture does not replay: {buffer_name(case, index, row['buffer'])}[{wrong.get('index')}] was "
                 f"{numeric.show(wrong.get('expected'))} in the program and is {numeric.show(wrong.get('got'))} here "
-                f"({row['differing']:,} elements differ); the kernel reads memory that was not recorded, or it was "
-                "captured with another text or other flags: capture again"
+                f"({row['differing']:,} elements differ); {_why_not(case, index, beyond)}"
             )
     return f"within {'ten times the numeric rule' if elsewhere else 'its own spread'} of the program's own result"
+
+
+def _why_not(case: Case, index: int, beyond: Sequence[Mapping[str, Any]]) -> str:
+    if beyond:
+        canary = beyond[0]
+        return (
+            f"the kernel itself writes out of bounds ({canary['bytes']} bytes {canary['side']} "
+            f"{buffer_name(case, index, canary['buffer'])}), in the program perhaps into other memory: mend that, "
+            "then capture again"
+        )
+    return (
+        "the kernel reads memory that was not recorded, or it was captured with another text or other flags: capture "
+        "again"
+    )
 
 
 # ---------------------------------------------------------------- which buffers are pure outputs

@@ -233,6 +233,15 @@ def test_a_capture_that_does_not_replay(device: Device, tmp_path: Path) -> None:
     assert "does not replay" in gate(verdict, "G2").detail
 
 
+def test_a_capture_that_does_not_replay_because_the_kernel_writes_elsewhere(device: Device, tmp_path: Path) -> None:
+    """In the program the write went into the input; here it goes into nobody's memory."""
+    original = source("b[:] = 2 * a + 1\nfloats(y, n + 1)[n] = 1\nreturn 100.0")
+    verdict = judged(device, tmp_path, FASTER, work=workload(tmp_path, after=(3.0,) * 64), original=original)
+    said = gate(verdict, "G2").detail
+    assert "does not replay: b[0] was 3" in said
+    assert "the kernel itself writes out of bounds (4 bytes after b)" in said
+
+
 def test_no_launches(device: Device, tmp_path: Path) -> None:
     verdict = judged(device, tmp_path, FASTER, work=workload(tmp_path, launches=0))
     assert verdict.status == "undecided"
