@@ -14,6 +14,7 @@ from cuda_agent.rewrite.rules.coalesce import Coalesce
 from cuda_agent.rewrite.rules.coarsen import Coarsen
 from cuda_agent.rewrite.rules.coarsen_block import CoarsenBlock
 from cuda_agent.rewrite.rules.coarsen_rows import CoarsenRows
+from cuda_agent.rewrite.rules.coarsen_window import CoarsenWindow
 from cuda_agent.rewrite.rules.divide import Divide
 from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
@@ -62,6 +63,7 @@ RULES: tuple[Rule, ...] = (
     StageWalk(),
     Pad(),
     CoarsenBlock(),
+    CoarsenWindow(),
     AggregateAtomics(),
     GridSize(),
     SumBlocks(),
