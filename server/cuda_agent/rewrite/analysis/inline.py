@@ -30,12 +30,13 @@ class At:
 
 
 def integer(literal: str) -> int | None:
-    """The value of an integer literal; None of a float."""
-    match = _NUMBER.fullmatch(literal)
+    """The value of an integer literal, which the grammar gives its sign; None of a float."""
+    match = _NUMBER.fullmatch(literal.removeprefix("-"))
     if match is None:
         return None
     digits = match[1].replace("'", "")
-    return int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+    value = int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+    return -value if literal.startswith("-") else value
 
 
 @lru_cache(maxsize=2048)

@@ -20,6 +20,7 @@ from cuda_agent.rewrite.rules.fast_math import FastMath
 from cuda_agent.rewrite.rules.float_literals import FloatLiterals
 from cuda_agent.rewrite.rules.grid_size import GridSize
 from cuda_agent.rewrite.rules.inline import Inline
+from cuda_agent.rewrite.rules.integer_sums import IntegerSums
 from cuda_agent.rewrite.rules.interchange import Interchange
 from cuda_agent.rewrite.rules.launch_bounds import LaunchBounds
 from cuda_agent.rewrite.rules.load_early import LoadEarly
@@ -83,6 +84,7 @@ RULES: tuple[Rule, ...] = (
     LoadEarly(),
     Divide(),
     FloatLiterals(),
+    IntegerSums(),
     Coarsen(),
     CoarsenRows(),
     Prefetch(),
