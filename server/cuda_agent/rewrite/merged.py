@@ -161,10 +161,13 @@ class Merged:
                 group += [*ahead, node]
                 ahead.clear()
                 continue
-            if not stays:
+            ahead_of_group = stays and not self._reads_memory(node)
+            if not ahead_of_group:
                 flush()
+            if stays:
+                self._check_one_value(node)
             for n in (*ahead, node):
-                if (lines or n is not nodes[0]) and self._after_blank(n) and not (stays and group):
+                if (lines or n is not nodes[0]) and self._after_blank(n) and not (ahead_of_group and group):
                     lines.append("")
                 if n is not node:
                     lines.append(indent + self.context.slice(syntax.span(n)).strip())
@@ -431,6 +434,16 @@ class Merged:
     def _stays(self, node: Node) -> bool:
         """A declaration whose variables have one value for all rows, or a value that grows evenly from row to row."""
         return all(v.shared or self._uniform(v) or self._even(v) is not None for v in self._declared(node))
+
+    def _reads_memory(self, node: Node) -> bool:
+        return any(affine.depends(self.context, v) & {"memory", "call"} for v in self._declared(node))
+
+    def _check_one_value(self, node: Node) -> None:
+        """RuleRefused where the declaration, made once, reads what is kept for every row."""
+        for n in syntax.of_type(node, "identifier"):
+            v = self.scope.resolve(text(n), n.start_byte)
+            if v is not None and v.symbol in self.arrays:
+                raise RuleRefused(f"{v.name} is read where one value a row cannot be")
 
     def _starts_plain(self, node: Node) -> bool:
         """The declaration gives its variables zero or nothing."""
