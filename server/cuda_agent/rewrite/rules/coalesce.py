@@ -44,6 +44,8 @@ _WARPS = re.compile(
 )
 _GRID_LIMIT = 65535  # blocks in y and z
 
+_DEFINED = re.compile(r"#\s*define\s+(\w+)(.*)", re.S)
+
 
 class Coalesce(Rule):
     name = "coalesce"
@@ -101,7 +103,8 @@ def _check(context: Context, other: str) -> None:
 
 
 def check_axes_in_sight(context: Context) -> None:
-    """RuleRefused when the thread axes are read where a rule cannot see or rename it: as a whole, or in a helper."""
+    """RuleRefused when the thread axes are read where a rule cannot see or rename it: as a whole, in a helper, or in a
+    macro."""
     for n in syntax.of_type(context.body, "identifier"):
         whole = n.parent is None or n.parent.type != "field_expression" or squeeze(text(n.parent)) not in AXES
         if text(n) in syntax.BUILTINS and whole:
@@ -109,6 +112,20 @@ def check_axes_in_sight(context: Context) -> None:
     for name in {callee.split("<")[0] for callee, _ in syntax.calls(context.body)}:
         if re.search(rf"\b{re.escape(name)}\s*\([^;{{]*\)\s*\{{[^}}]*\b({'|'.join(syntax.BUILTINS)})\b", context.text):
             raise RuleRefused(f"{name} reads the thread axes itself")
+    if hidden := syntax.identifiers(context.body) & _macros_of_axes(context):
+        raise RuleRefused(f"{min(hidden)} reads the thread axes itself")
+
+
+def _macros_of_axes(context: Context) -> set[str]:
+    """Macros of the file that name a thread axis, also through other macros."""
+    bodies: dict[str, str] = {}
+    for directive in context.module.tree.lexed.directives:
+        if directive.keyword == "define" and (found := _DEFINED.match(context.slice(directive.span))):
+            bodies[found[1]] = bodies.get(found[1], "") + found[2]
+    named: set[str] = set(syntax.BUILTINS)
+    while grown := {m for m, body in bodies.items() if m not in named and named & set(re.findall(r"\w+", body))}:
+        named |= grown
+    return named - set(syntax.BUILTINS)
 
 
 def _renamed(context: Context, other: str) -> list[Edit]:
