@@ -15,7 +15,8 @@ from cuda_agent.rewrite.analysis import affine
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import HasKernel
 from cuda_agent.rewrite.analysis.polynomial import Poly
-from cuda_agent.source.tree import field, operator, strip_parens
+from cuda_agent.rewrite.analysis.sizes import counts
+from cuda_agent.source.tree import ancestors, field, operator, strip_parens
 from cuda_agent.workload.launch_map import Shape
 
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
@@ -24,7 +25,30 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 def trips(where: HasKernel, loop: Node) -> Poly | None:
     """How often the loop's body runs when nothing leaves it early. None when it is not a counted `for`."""
     counted = affine.induction(where, loop)
-    return of_induction(where, counted) if counted is not None else None
+    return of_induction(where, counted) if counted is not None else _started_before(where, loop)
+
+
+def _started_before(where: HasKernel, loop: Node) -> Poly | None:
+    """Of `for (; v < bound; v++)` whose variable was declared with its start in the same block, and changes nowhere
+    else."""
+    condition, update = loop.child_by_field_name("condition"), loop.child_by_field_name("update")
+    if loop.type != "for_statement" or loop.child_by_field_name("initializer") is not None or condition is None:
+        return None
+    if condition.type != "binary_expression" or operator(condition) not in ("<", "<="):
+        return None
+    left, right = field(condition, "left"), field(condition, "right")
+    v = affine.variable(where, left) if left is not None and left.type == "identifier" else None
+    if v is None or right is None or v.escapes or v.pointer or not counts(v) or len(v.writes) != 2:
+        return None
+    first, change = v.writes
+    declaration = next(ancestors(first.node, {"declaration"}), None)
+    if first.op != "init" or change.op != "++" or change.node != update or first.value is None:
+        return None
+    bound = affine.of(where, right)
+    if declaration is None or declaration.parent != loop.parent or bound.depends(v.symbol):
+        return None
+    count = bound - affine.of(where, first.value) + (1 if operator(condition) == "<=" else 0)
+    return Poly.constant(max(0, count.value)) if count.value is not None else Poly.operation("max", count, Poly())
 
 
 def of_induction(where: HasKernel, counted: Induction) -> Poly | None:

@@ -41,7 +41,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import access, affine, names, sizes, trips
+from cuda_agent.rewrite.analysis import access, names, sizes, trips
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, changes
@@ -187,7 +187,7 @@ def _check(context: Context, one: Sum) -> bool:
         for loop in ancestors(fold.target, LOOPS):
             if loop.start_byte < one.loop.start_byte:
                 break
-            steps = _steps(context, loop)
+            steps = trips.trips(context, loop)
             if steps is None:
                 raise RuleRefused(f"how many elements {shown} adds up is not known: it may be inexact")
             count = count * steps
@@ -203,31 +203,6 @@ def _check(context: Context, one: Sum) -> bool:
         if max(v for v in values if v is not None) > limit:
             raise RuleRefused(f"{shown} may pass {limit}: it is not exact")
     return all(total.value is not None for total in totals.values())
-
-
-def _steps(context: Context, loop: Node) -> Poly | None:
-    """How often the loop runs at most, also of `for (; v < bound; v++)` whose variable was given its start before."""
-    found = trips.trips(context, loop)
-    condition = loop.child_by_field_name("condition")
-    update = loop.child_by_field_name("update")
-    if found is not None or loop.type != "for_statement" or condition is None or update is None:
-        return found
-    if loop.child_by_field_name("initializer") is not None or condition.type != "binary_expression":
-        return None
-    left, right = syntax.field(condition, "left"), syntax.field(condition, "right")
-    v = affine.variable(context, left) if left.type == "identifier" else None
-    if v is None or text(syntax.field(condition, "operator")) not in ("<", "<=") or v.escapes:
-        return None
-    if [w.op for w in v.writes] != ["init", "++"] or not syntax.span(update).holds(syntax.span(v.writes[1].node)):
-        return None
-    declared = syntax.enclosing_statement(v.writes[0].node)
-    if v.writes[0].value is None or declared.parent != loop.parent:
-        return None
-    bound = affine.of(context, right) - affine.of(context, v.writes[0].value)
-    if bound.depends(v.symbol):
-        return None
-    steps = bound + (1 if text(syntax.field(condition, "operator")) == "<=" else 0)
-    return steps if steps.value is not None and steps.value >= 0 else Poly.operation("max", steps, Poly())
 
 
 def _edits(context: Context, one: Sum) -> Iterator[Edit]:

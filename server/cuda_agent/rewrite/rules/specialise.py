@@ -45,6 +45,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
 from cuda_agent.rewrite import layout, syntax
+from cuda_agent.rewrite.analysis import trips
 from cuda_agent.rewrite.analysis.functions import definitions
 from cuda_agent.rewrite.analysis.scalars import Scalars
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, changes
@@ -110,6 +111,8 @@ class Roles:
                 continue
             if not any(w.value is not None and syntax.identifiers(w.value) & strides for w in syntax.writes(update)):
                 worth |= scalars.behind(condition)
+                steps = trips.trips(scalars.context, loop)  # from a thread's own start to its own end
+                worth |= steps.names & scalars.params.keys() if steps is not None else set()
         asked = (field(n, "condition") for n in syntax.of_type(body, "if_statement", "conditional_expression"))
         flags = {text(n).strip("(! )") for n in asked if n is not None} & scalars.params.keys()
         self.worth = frozenset(worth)
