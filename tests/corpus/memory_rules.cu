@@ -89,6 +89,27 @@ __global__ void turns(float *out, const float *in, int n)
     out[blockIdx.x * 32 + threadIdx.x] = sum;
 }
 
+template <typename T>
+__global__ void spread(T *out, const T *in, int images, int height, int width)
+{
+    int x = blockIdx.x * blockDim.x + threadIdx.x;
+    int y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x >= width || y >= height)
+        return;
+    T sum = 0, largest = in[y * width + x];
+    int at = 0;
+    for (int i = 0; i < images; i++) {
+        T value = in[(i * height + y) * width + x];
+        if (value > largest) {
+            largest = value;
+            at = i;
+        }
+        sum += value;
+    }
+    out[y * width + x] = largest - sum / images;
+    out[(height + y) * width + x] = at;
+}
+
 int main()
 {
     const int most = 4096;
@@ -120,6 +141,7 @@ int main()
         gate<<<(all + 31) / 32, 32>>>(out, in, half, inner, n);
         const int height = 29 + odd;
         shade<<<dim3((cols + 3) / 4, (height + 1) / 2), dim3(4, 2)>>>(out, in, cols, height);
+        spread<<<dim3((cols + 15) / 16, 2), dim3(16, 2)>>>(out, in, 5, 3 + odd, cols);
         fade<<<2, 32>>>(out, 40, 70 + odd);
         turns<<<2, 32>>>(out, in, cols * 3);
         axpy<double><<<(cols + 31) / 32, 32>>>(y, x, mask, 1.5, cols);

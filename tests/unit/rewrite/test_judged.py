@@ -41,6 +41,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("dots", ["row-per-warp(lanes=32)", "vector-loop(bytes=8)"]),
         ("means", ["batch-loads(elements=4)"]),
         ("gate", ["vector-inner(width=4)", "stream-hints(what=stores)"]),
+        ("spread", ["vector-columns(columns=4)"]),
         ("shade", ["coarsen-rows(axis=y, rows=2)"]),
         ("axpy", ["vectorize(width=2)"]),
         ("fade", ["inline(function=fade_row)", "batch-walk(elements=16)"]),

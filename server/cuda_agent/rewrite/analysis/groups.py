@@ -8,8 +8,9 @@ of which must be a multiple), all of which must hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tree_sitter import Node
@@ -19,6 +20,7 @@ from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.documents import read
+from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.source.tree import strip_parens
 
@@ -106,8 +108,15 @@ class Groups:
         definition = self.names.definition(name, node)
         if definition is not None and depth < 12:
             return self.value(definition, {}, depth + 1)
-        constant = launch_text.constant(self.names.context.module, name, node.start_byte)
-        return Value(0, multiple=ALWAYS if constant is not None and constant % self.width == 0 else None)
+        number = self.constant(name, node)
+        return Value(0, multiple=ALWAYS if number is not None and number % self.width == 0 else None)
+
+    def constant(self, name: str, at: Node) -> int | None:
+        """The integer that a name stands for in this file or in a header beside it."""
+        own = launch_text.constant(self.names.context.module, name, at.start_byte)
+        if own is not None or name in self.names.params or name in self.names.writes:
+            return own
+        return next((n for m in self._headers if (n := launch_text.constant(m, name, m.own_end - 1)) is not None), None)
 
     def binary(self, op: str, left: Value, right: Value) -> Value:
         if left.stride is None or right.stride is None:
@@ -146,34 +155,40 @@ class Groups:
         values = [self.value(a, known, depth) for a in arguments]
         if squeeze(text(function)).startswith("static_cast<") and len(values) == 1:
             return values[0]
-        returned = self._returned(text(function))
+        returned = self.returned(text(function))
         if returned is not None and depth < 12:
             params, expression = returned
             if len(params) == len(values):
                 return self.value(expression, dict(zip(params, values, strict=True)), depth + 1)
         return _joined(values) if all(v.same for v in values) else OPAQUE
 
-    def _returned(self, name: str) -> tuple[list[str], Node] | None:
+    def returned(self, name: str) -> tuple[list[str], Node] | None:
         """Parameters and returned expression of a function that does nothing but return it, of this file or of a
         header beside it."""
         if name not in self._functions:
-            roots = (self.names.context.module.root, *self._headers())
-            self._functions[name] = next((f for root in roots if (f := _function(root, name)) is not None), None)
+            modules = (self.names.context.module, *self._headers)
+            self._functions[name] = next((f for m in modules if (f := _functions(m).get(name)) is not None), None)
         return self._functions[name]
 
-    def _headers(self) -> Iterator[Node]:
+    @cached_property
+    def _headers(self) -> tuple[Module, ...]:
         context = self.names.context
+        found = []
         for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', context.text, re.M):
             path = Path(context.module.document.path).parent / name
             if path.is_file() and path.stat().st_size < _HEADER_BYTES:
-                yield parse_module(read(path)).root
+                found.append(parse_module(read(path)))
+        return tuple(found)
 
 
-def _function(root: Node, name: str) -> tuple[list[str], Node] | None:
-    for definition in syntax.of_type(root, "function_definition"):
+@lru_cache(maxsize=32)
+def _functions(module: Module) -> dict[str, tuple[list[str], Node]]:
+    """Functions of a file that only return an expression: name → parameters and expression."""
+    found: dict[str, tuple[list[str], Node]] = {}
+    for definition in syntax.of_type(module.root, "function_definition"):
         declarator = next(syntax.of_type(definition, "function_declarator"), None)
         body = definition.child_by_field_name("body")
-        if declarator is None or body is None or text(syntax.field(declarator, "declarator")) != name:
+        if declarator is None or body is None:
             continue
         statements = syntax.statements(body)
         if len(statements) == 1 and statements[0].type == "return_statement" and statements[0].named_children:
@@ -182,8 +197,8 @@ def _function(root: Node, name: str) -> tuple[list[str], Node] | None:
                 for p in syntax.field(declarator, "parameters").named_children
                 if p.type == "parameter_declaration" and p.child_by_field_name("declarator") is not None
             ]
-            return params, statements[0].named_children[0]
-    return None
+            found.setdefault(text(syntax.field(declarator, "declarator")), (params, statements[0].named_children[0]))
+    return found
 
 
 def _joined(parts: Iterable[Value]) -> Value:

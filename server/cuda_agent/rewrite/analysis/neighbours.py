@@ -183,7 +183,7 @@ class Body:
         edits = []
         for n in syntax.of_type(node, "identifier"):
             if text(n) == self.variable:
-                edits.append(Edit(syntax.span(n), f"({value})" if " " in value and _tight(n) else value))
+                edits.append(Edit(syntax.span(n), f"({value})" if " " in value and tight(n) else value))
             elif (local := self.local(n)) is not None:
                 inner = self.expanded(local, value)
                 cast = _cast(local, inner, n, node)
@@ -247,11 +247,11 @@ def _parenthesised(value: Node, place: Node) -> bool:
     """Whether the value needs parentheses in that place."""
     value = strip_parens(value)
     if value.type == "binary_expression" and text(syntax.field(value, "operator")) in ("+", "-", "*", "/", "%"):
-        return _tight(place)
+        return tight(place)
     return value.type in ("binary_expression", "conditional_expression", "assignment_expression")
 
 
-def _tight(node: Node) -> bool:
+def tight(node: Node) -> bool:
     """A sum in place of the node needs parentheses: it is a factor, is subtracted or cast."""
     above = node.parent
     if above is None:

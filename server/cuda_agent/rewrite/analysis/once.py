@@ -30,7 +30,7 @@ def split(groups: Groups, index: str, parts: list[Node]) -> Split:
     """The statements of these parts along the variable `index`. RuleRefused when an index changes after it was used."""
     made = Split(known={index: Value(1, multiple=ALWAYS)})
     for statement in (s for part in parts for s in syntax.statements(part)):
-        known = _after(groups, statement, made.known)
+        known = finds_places(groups, statement, made.known)
         if known is None:
             made.each.append(statement)
             for write in syntax.writes(statement):
@@ -46,7 +46,7 @@ def split(groups: Groups, index: str, parts: list[Node]) -> Split:
     return made
 
 
-def _after(groups: Groups, statement: Node, known: dict[str, Value]) -> dict[str, Value] | None:
+def finds_places(groups: Groups, statement: Node, known: dict[str, Value]) -> dict[str, Value] | None:
     """The names' values after a statement that only finds places; None when it does more."""
     result = dict(known)
     if statement.type == "declaration":
@@ -88,7 +88,7 @@ def _branch(groups: Groups, branch: Node | None, known: dict[str, Value]) -> dic
     inner = branch.named_children[-1] if branch.type == "else_clause" else branch
     current: dict[str, Value] | None = known
     for statement in syntax.statements(inner):
-        current = _after(groups, statement, current) if current is not None else None
+        current = finds_places(groups, statement, current) if current is not None else None
     return current
 
 

@@ -42,6 +42,7 @@ from cuda_agent.rewrite.rules.sum_blocks import SumBlocks
 from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
 from cuda_agent.rewrite.rules.unroll import Unroll
+from cuda_agent.rewrite.rules.vector_columns import VectorColumns
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
 from cuda_agent.rewrite.rules.vector_loop import VectorLoop
 from cuda_agent.rewrite.rules.vectorize import Vectorize
@@ -72,6 +73,7 @@ RULES: tuple[Rule, ...] = (
     Vectorize(),
     VectorLoop(),
     VectorInner(),
+    VectorColumns(),
     BlockShape(),
     Restrict(),
     Unroll(),
