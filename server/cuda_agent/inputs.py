@@ -16,7 +16,9 @@ from cuda_agent.errors import NoInputs, SourceError
 from cuda_agent.model import Build, Workload
 from cuda_agent.source import joined
 from cuda_agent.source.symbols import Module
+from cuda_agent.toolchain.names import without_template
 from cuda_agent.workload import bundle, spec, synthesize
+from cuda_agent.workload.own import is_specialised, own
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 RUN_TIMEOUT_S = 600.0  # a run of the person's program for its inputs; a kernel that never ends must not hold us up
@@ -78,8 +80,10 @@ def find_or_make_all(
         return found
     options = CaptureOptions(
         device="emulator" if device_kind == "emulator" else "cuda",
-        kernel="|".join(rf"\b{re.escape(name.split('::')[-1])}\b" for name in names),
+        kernel="|".join(rf"\b{re.escape(without_template(name).split('::')[-1])}\b" for name in names),
         timeout=timeout_s,
+        # Which of a template's instantiations comes last is not known, and a specialisation has a text of its own.
+        stop=False if any(is_specialised(module, name) for name in names) else None,
     )
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
@@ -116,7 +120,8 @@ def _earlier(path: Path, module: Module, kernels: Sequence[str]) -> list[Workloa
     toml = path.parent / "kernels.toml"
     found = []
     for name in kernels:
-        workload = bundle.find(path, name)
+        workload = bundle.find(path, without_template(name))
+        workload = own(workload, module, name) if workload is not None else None
         if workload is None and toml.is_file():
             workload = spec.load(toml, module, module.kernel(name))
         if workload is not None:

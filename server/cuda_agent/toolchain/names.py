@@ -55,7 +55,7 @@ def demangle(mangled: str) -> str:
         free(address)
 
 
-def _top_level(text: str, wanted: str) -> list[int]:
+def top_level(text: str, wanted: str) -> list[int]:
     """Positions of the characters in `wanted` that stand outside every bracket."""
     found, depth = [], 0
     for i, char in enumerate(text):
@@ -81,13 +81,14 @@ def split(demangled: str) -> tuple[str, str]:
             if depth == 0:
                 text, params = text[:i], text[i + 1 : -1]
                 break
-    spaces = _top_level(text, " ")
+    spaces = top_level(text, " ")
     if spaces:
         text = text[spaces[-1] + 1 :]
     return text, params
 
 
-def _without_template(name: str) -> str:
+def without_template(name: str) -> str:
+    """`ns::k<int>` → `ns::k`."""
     if not name.endswith(">"):
         return name
     depth = 0
@@ -100,7 +101,7 @@ def _without_template(name: str) -> str:
 
 def kernel_name(mangled: str) -> str:
     """Qualified name without template arguments and parameters: `ns::k`. Internal-linkage parts are dropped."""
-    return _without_template(_INTERNAL.sub("", split(demangle(mangled))[0]))
+    return without_template(_INTERNAL.sub("", split(demangle(mangled))[0]))
 
 
 def param_types(mangled: str) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ def param_types(mangled: str) -> tuple[str, ...]:
     params = split(demangle(mangled))[1].strip()
     if not params or params == "void":
         return ()
-    cuts = [-1, *_top_level(params, ","), len(params)]
+    cuts = [-1, *top_level(params, ","), len(params)]
     return tuple(params[a + 1 : b].strip() for a, b in pairwise(cuts))
 
 

@@ -70,7 +70,7 @@ def template_arguments(context: Context, demangled: str) -> dict[str, str]:
         return {}
     start = next(i for i in range(len(name)) if name[i] == "<")
     inside = name[start + 1 : -1]
-    cuts = [-1, *names._top_level(inside, ","), len(inside)]
+    cuts = [-1, *names.top_level(inside, ","), len(inside)]
     arguments = [inside[a + 1 : b].strip() for a, b in pairwise(cuts)]
     parameters = [re.findall(r"\w+", p.split("=")[0])[-1] for p in context.kernel.template_params]
     return dict(zip(parameters, arguments, strict=True)) if len(parameters) == len(arguments) else {}

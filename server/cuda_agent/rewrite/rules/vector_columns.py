@@ -31,6 +31,7 @@ After, where N is a constant that four divides (and a quarter of the blocks):
         *reinterpret_cast<float4 *>(&y[i * N + x]) = *reinterpret_cast<float4 *>(y4);
     }
 
+A kernel without a loop is taken likewise where its places are more than its own index, as those of a picture's row.
 Where N is a parameter, what it was stands beside it, for sizes that are no multiple. A launch that may also start
 another kernel keeps its blocks: those beyond the last column return at once.
 
@@ -41,7 +42,9 @@ every column (captured). Each column's own order of operations is kept: bit-exac
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,12 +63,15 @@ from cuda_agent.rewrite.analysis.groups import Groups, Needs, solve
 from cuda_agent.rewrite.analysis.neighbours import Access, Body, tight
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
+from cuda_agent.rewrite.rules.vector_inner import VectorInner
+from cuda_agent.rewrite.rules.vectorize import Vectorize
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
 from cuda_agent.source.edits import apply
 from cuda_agent.source.tree import name_of, strip_parens
 
 _BYTES = 16  # that one instruction moves at most
+_LONG = 10_000  # bytes of a kernel that holds too much for several columns
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,12 @@ class VectorColumns(Rule):
     number = 6
 
     def sites(self, context: Context) -> Iterator[Site]:
-        if not context.shapes or next(syntax.of_type(context.body, "for_statement"), None) is None:
+        if not context.shapes:
+            return
+        if context.kernel.body.end - context.kernel.body.start > _LONG:
             return
         index = _index(context)
-        if index is None:
+        if index is None or (not _loops(context) and _elsewhere(context)):
             return
         for width in (4, 2):
             yield Site(self.name, syntax.span(index.declaration), {"columns": width}, {"index": index})
@@ -178,12 +186,12 @@ def _guarded(guard: Node, name: str, statements: list[Node]) -> tuple[Node, list
     rest = statements[statements.index(guard) + 1 :] if leaves else syntax.statements(body)
     if not rest or (not leaves and guard != statements[-1]):
         return None
-    for part in _joined(syntax.field(guard, "condition"), joint):
-        if part.type != "binary_expression" or text(syntax.field(part, "operator")) not in signs:
-            continue
-        if text(syntax.field(part, "left")) == name and not syntax.uses(syntax.field(part, "right"), name):
-            return syntax.field(part, "right"), rest
-    return None
+    parts = _joined(syntax.field(guard, "condition"), joint)
+    mine = [part for part in parts if syntax.uses(part, name)]
+    if len(mine) != 1 or mine[0].type != "binary_expression" or text(syntax.field(mine[0], "operator")) not in signs:
+        return None
+    left, right = (syntax.field(mine[0], side) for side in ("left", "right"))
+    return (right, rest) if text(left) == name and not syntax.uses(right, name) else None
 
 
 def _joined(node: Node, joint: str) -> list[Node]:
@@ -230,6 +238,20 @@ def _uses(context: Context, name: str, declaration: Node) -> Iterator[Node]:
 # ---------------------------------------------------------------- what the columns share, and what is moved together
 
 
+def _loops(context: Context) -> bool:
+    return next(syntax.of_type(context.body, *syntax.LOOPS), None) is not None
+
+
+def _elsewhere(context: Context) -> bool:
+    """Another rule takes several elements a thread where nothing is indexed by more than the thread's own index."""
+    for rule in (Vectorize(), VectorInner()):
+        with contextlib.suppress(RuleRefused):
+            for site in rule.sites(context):
+                rule.rewrite(context, site)
+                return True
+    return False
+
+
 class _Plan:
     """The kernel in parts, with the vectors of each run. RuleRefused where a thread may not take several columns."""
 
@@ -251,10 +273,12 @@ class _Plan:
         early = [r for r in self.split.runs if r.each[0].start_byte < index.guard.start_byte]
         if any(not _plain(s) for r in early for s in r.each):
             raise RuleRefused("each column has work of its own before the guard")
-        if not any(isinstance(p, Loop) for p in self.split.parts):
+        if _loops(context) and not any(isinstance(p, Loop) for p in self.split.parts):
             raise RuleRefused("no loop has as many iterations for every column")
         self.k = layout.unused_index(context)
         self.needs: Needs = self._bound()
+        self.roots = {a: self.names.roots(a.array) for a in self.body.accesses}
+        self.keys = {a: self._key(a) for a in self.body.accesses}
         self.vectors: dict[Access, Vector] = {}
         self.aligned: dict[str, int] = {}
         self.taken: dict[int, set[str]] = {}  # names of vectors in each block
@@ -262,7 +286,7 @@ class _Plan:
         self._own_columns(written)
         for run in self.split.runs:
             self._vectors(run)
-        if not any(self._in_loop(a) for a in self.vectors):
+        if not any(self._in_loop(a) for a in self.vectors) and (_loops(context) or not self.vectors):
             raise RuleRefused("no array is read or written at neighbouring places in the loop")
         self.carried = self._carried()
         chosen = solve(self.needs)
@@ -280,6 +304,8 @@ class _Plan:
 
     def _place(self, access: Access, run: Run) -> Needs | None:
         """What must hold for the access to be to neighbours from a multiple of the width on; None when they are not."""
+        if self._cast(access.array):
+            return None
         place = self.groups.value(access.array, run.known)
         if access.index is not None:
             place = self.groups.binary("+", place, self.groups.value(access.index, run.known))
@@ -287,12 +313,24 @@ class _Plan:
             return None
         return (*place.required, *place.multiple)
 
+    def _cast(self, pointer: Node, depth: int = 0) -> bool:
+        """The pointer was cast on its way: its steps may be other elements'."""
+        if any("*" in text(n) for n in syntax.of_type(pointer, "cast_expression", "type_descriptor")) or depth > 4:
+            return True
+        values = [
+            w.write.value
+            for n in syntax.of_type(pointer, "identifier")
+            if text(n) not in self.names.params
+            for w in self.names.writes.get(text(n), ())
+        ]
+        return any(v is not None and self._cast(v, depth + 1) for v in values)
+
     def _own_columns(self, written: frozenset[str]) -> None:
         """Columns of a thread never meet in what is written: all of it is reached at multiples of the width, so that
         each column has places of its own."""
         inside = {a: run for run in self.split.runs for a in self.body.accesses if run.holds(a.node)}
         for access in self.body.accesses:
-            held = self.names.roots(access.array) & written
+            held = self.roots[access] & written
             if not held:
                 continue
             needs = self._place(access, inside[access]) if access in inside else None
@@ -303,37 +341,48 @@ class _Plan:
     def _vectors(self, run: Run) -> None:
         made: dict[str, Vector] = {}
         mine = [a for a in self.body.accesses if run.holds(a.node)]
-        stored = {r for a in mine if a.kind != "read" for r in self.names.roots(a.array)}
+        stored = {r for a in mine if a.kind != "read" for r in self.roots[a]}
         for access in mine:
-            needs, held = self._place(access, run), self.names.roots(access.array)
-            element = self.names.element(access.array)
-            if needs is None or len(held) != 1 or element is None or not held <= self.names.params.keys():
+            held, element = self.roots[access], self.names.element(access.array)
+            if len(held) != 1 or element is None or not held <= self.names.params.keys():
+                continue
+            if (needs := self._place(access, run)) is None:
                 continue
             root = next(iter(held))
-            key = self._key(access)
-            same_root = [a for a in mine if self.names.roots(a.array) == held]
-            if root in stored and len({self._key(a) for a in same_root}) > 1:
+            key = self.keys[access]
+            same_root = [a for a in mine if self.roots[a] == held]
+            if root in stored and len({self.keys[a] for a in same_root}) > 1:
                 continue
-            together = [a for a in same_root if self._key(a) == key]
+            together = [a for a in same_root if self.keys[a] == key]
             if not self._always([a for a in together if a.kind != "read" or root not in stored], run):
                 continue
             nbytes = largest_element(self.context, root, element)
-            if nbytes is None or nbytes * self.width > _BYTES:
+            if nbytes is None or nbytes * self.width > 2 * _BYTES:
                 continue  # one by one
             if key not in made:
-                made[key] = self._named(local_vector(self.context, access.name, element, nbytes, self.width), run)
+                made[key] = self._named(self._vector(access.name, element, nbytes), run)
             self.vectors[access] = made[key]
             self.aligned[root] = max(self.aligned.get(root, 0), made[key].bytes)
             self.needs = (*self.needs, *needs)
+
+    def _vector(self, array: str, element: str, nbytes: int) -> Vector:
+        """More than one instruction moves are a structure, which is moved by two."""
+        vector = local_vector(self.context, array, element, nbytes, self.width)
+        if vector.struct or vector.bytes <= _BYTES:
+            return vector
+        struct = self.context.unused(f"{re.sub(r'[^a-zA-Z0-9_]+', '_', element)}_x{self.width}")
+        return Vector(vector.name, element, self.width, nbytes, struct)
 
     def _named(self, vector: Vector, run: Run) -> Vector:
         """With a name that no run of the same block has."""
         block = run.each[0].parent
         taken = self.taken.setdefault(block.id if block is not None else 0, set())
-        while vector.name in taken:
-            vector = Vector(vector.name + "b", vector.element, vector.width, vector.size, vector.struct)
-        taken.add(vector.name)
-        return vector
+        names = (vector.name, *(vector.name + letter for letter in "bcdefgh"))
+        name = next((n for n in names if n not in taken), None)
+        if name is None:
+            raise RuleRefused("the columns read many neighbours of each other: a tile is for such kernels")
+        taken.add(name)
+        return Vector(name, vector.element, vector.width, vector.size, vector.struct)
 
     @staticmethod
     def _key(access: Access) -> str:
@@ -354,23 +403,23 @@ class _Plan:
         """Variables of a column that more than one run needs → their declaration. They become arrays."""
         found: dict[str, Node] = {}
         held: set[str] = set()
+        uses: dict[str, list[Node]] = {}
+        for n in syntax.of_type(self.context.body, "identifier"):
+            uses.setdefault(text(n), []).append(n)
+        count = Counter(n for d in syntax.of_type(self.context.body, "declaration") for n in syntax.declared(d))
         for run in self.split.runs:
             for declaration in (s for s in run.each if s.type == "declaration"):
                 block = declaration.parent
                 assert block is not None
                 for name in syntax.declared(declaration):
                     held.add(name)
-                    outside = [
-                        n
-                        for n in syntax.of_type(block, "identifier")
-                        if text(n) == name and n.start_byte > declaration.start_byte and not run.holds(n)
-                    ]
-                    if outside:
+                    later = (n for n in uses.get(name, ()) if declaration.start_byte < n.start_byte < block.end_byte)
+                    if any(not run.holds(n) for n in later):
                         found[name] = declaration
-        for name, declaration in list(found.items()):
+        for declaration in list(found.values()):
             found |= dict.fromkeys(syntax.declared(declaration), declaration)
-            count = sum(name in syntax.declared(n) for n in syntax.of_type(self.context.body, "declaration"))
-            if count > 1:
+        for name, declaration in found.items():
+            if count[name] > 1:
                 raise RuleRefused(f"{name} is declared more than once")
             self._check_plain(declaration)
         for run in self.split.runs:
@@ -411,26 +460,18 @@ class _Plan:
     def _edits(self, parts: Parts) -> Iterator[Edit]:
         for part in parts:
             if isinstance(part, Loop):
-                body = syntax.field(part.node, "body")
-                if body.type == "compound_statement":
-                    yield from self._edits(part.parts)
-                else:
-                    yield self._braced(part, body)
+                yield from self._edits(part.parts)
             else:
                 yield self._run_edit(part)
 
-    def _braced(self, loop: Loop, body: Node) -> Edit:
-        """A loop of one statement gets braces."""
+    def _braced(self, run: Run, owner: Node) -> Edit:
+        """The one statement of a loop or guard gets braces."""
         context, eol = self.context, self.context.eol
-        indent = context.indent(loop.node.start_byte)
+        indent, body = context.indent(owner.start_byte), run.each[0]
         before = body.prev_sibling
         start = before.end_byte if before is not None else body.start_byte
         inner = indent + layout.unit(context)
-        if isinstance(loop.parts[0], Run):
-            code = "".join(f"{eol}{inner}{line}" for line in self._lines(loop.parts[0]))
-        else:
-            edits = list(self._edits(loop.parts))
-            code = f"{eol}{inner}{self._applied(syntax.span(body), edits)}"
+        code = "".join(f"{eol}{inner}{line}" if line else eol for line in self._lines(run))
         return Edit(Span(start, body.end_byte), f" {{{code}{eol}{indent}}}")
 
     def _applied(self, span: Span, edits: list[Edit]) -> str:
@@ -438,6 +479,9 @@ class _Plan:
         return apply(self.context.slice(span), moved)
 
     def _run_edit(self, run: Run) -> Edit:
+        owner = run.each[0].parent
+        if owner is not None and owner.type != "compound_statement":
+            return self._braced(run, owner)
         start = layout.start_with_pragma(self.context, run.each[0])
         indent = self.context.indent(start)
         lines = self._lines(run)
