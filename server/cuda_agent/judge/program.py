@@ -33,7 +33,9 @@ from cuda_agent.source import joined
 from cuda_agent.toolchain import options as words
 from cuda_agent.toolchain import sandbox
 from cuda_agent.toolchain.build import COMMANDS, RECORD, recorded_commands, sort_out
+from cuda_agent.toolchain.names import without_template
 from cuda_agent.workload import bundle
+from cuda_agent.workload.own import own
 
 if TYPE_CHECKING:
     from cuda_agent.judge.case import Case
@@ -130,8 +132,10 @@ class Program:
         if report is not None and not stop.late and not self.case.emulated:
             seconds = self.time(stop, report.exit_code)
         wanted, summaries = self.case.workload.kernel, report.kernels if report else ()
-        kernels = [summary for summary in summaries if bundle.same_kernel(summary.kernel, wanted)]
-        made = [bundle.load(kernel.bundle) for kernel in kernels if kernel.bundle is not None]
+        template = without_template(wanted)
+        kernels = [summary for summary in summaries if bundle.same_kernel(summary.kernel, template)]
+        loaded = (bundle.load(kernel.bundle) for kernel in kernels if kernel.bundle is not None)
+        made = [mine for work in loaded if (mine := own(work, self.case.module, wanted)) is not None]
         return Ran(
             exit_code=report.exit_code if report else -1,
             lines=tuple(lines),
@@ -144,7 +148,7 @@ class Program:
         )
 
     def _options(self, into: Path, log: Path) -> CaptureOptions:
-        name = self.case.workload.kernel.split("::")[-1]
+        name = without_template(self.case.workload.kernel).split("::")[-1]
         counts: dict[str, int] = {}
         for launch in self.case.workload.launches:
             counts[launch.mangled] = counts.get(launch.mangled, 0) + 1
