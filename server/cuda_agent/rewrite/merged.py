@@ -95,6 +95,8 @@ class Merged:
     """`axis` of the block had `extent` threads and keeps every `rows`-th: `x` or `y`. RuleRefused by `edit` where the
     text does not allow it."""
 
+    pragmas: tuple[str, ...] = ()  # of the loops over rows
+
     def __init__(self, context: Context, axis: str, rows: int, extent: int, near: int | None = None) -> None:
         self.context, self.rows, self.extent, self.near = context, rows, extent, near
         self.axis, self.thread = axis, f"threadIdx.{axis}"
@@ -155,7 +157,8 @@ class Merged:
             stays = node.type == "declaration" and self._stays(node)
             plain = node.type == "declaration" and not group and self._starts_plain(node)
             vector = self.vectors.get(node.start_byte) if node.type == "expression_statement" else None
-            if not (loop or barrier or stays or plain or vector or self._assigns_uniform(node)):
+            once = self._assigns_uniform(node) or self._done_once(node)
+            if not (loop or barrier or stays or plain or vector or once):
                 if "__syncthreads" in text(node):
                     raise RuleRefused(f"a barrier stands in a {node.type.replace('_', ' ')}")
                 group += [*ahead, node]
@@ -185,6 +188,10 @@ class Merged:
         group += ahead
         flush()
         return lines
+
+    def _done_once(self, node: Node) -> bool:
+        """Another statement that is done once for all rows."""
+        return False
 
     def _same_line(self, node: Node) -> bool:
         before = node.prev_named_sibling
@@ -250,7 +257,7 @@ class Merged:
         inner = list(body.named_children) if body.type == "compound_statement" else [body]
         lines = self._level(inner, indent + self.unit)
         simple = body.type != "compound_statement" or (len(inner) == 1 and "__syncthreads" not in text(body))
-        if simple:
+        if simple and not lines[0].lstrip().startswith("#"):
             return [indent + head, *lines]
         return [f"{indent}{head} {{", *lines, f"{indent}}}"]
 
@@ -289,6 +296,7 @@ class Merged:
                 inside.append(deeper + self._text(node, self.r, deeper))
         if not inside:
             return lines
+        lines += [indent + line for line in self.pragmas]
         head = f"{indent}for (int {self.r} = 0; {self.r} < {self.rows}; {self.r}++)"
         one = len([n for n in group if n.type != "comment"]) == 1 and not (group[0].type == "declaration" and not lines)
         one = one and not any(line.lstrip().startswith(("/", "#")) for line in inside)
@@ -320,10 +328,14 @@ class Merged:
                 raise RuleRefused(f"{v.name} cannot be one value a row")
             start = f" = {{{code.strip('{}')}}}" if zero else ""
             extents = "".join(f"[{text(e)}]" for e in v.extents)
-            ahead.append(f"{bare} {'*' * v.pointer}{v.name}[{self.rows}]{extents}{start};")
+            ahead.append(f"{bare} {'*' * v.pointer}{v.name}{self._extents(extents)}{start};")
             if write is not None and write.value is not None and not zero:
                 assigned.append(f"{v.name}[{self.r}] = {self._text(write.value, self.r, '')};")
         return ahead, assigned
+
+    def _extents(self, own: str) -> str:
+        """The extents of what is kept for every row and had extents of its own."""
+        return f"[{self.rows}]{own}"
 
     # ------------------------------------------------------------ neighbours
 
@@ -467,6 +479,17 @@ class Merged:
 
     def _text(self, node: Node, row: str | None, indent: str) -> str:
         """The node's text for row `row`; with None for all rows."""
+        code, at = "", node.start_byte
+        for n, new in sorted(self._pieces(node, row), key=lambda p: p[0].start_byte):
+            code += self.context.slice(Span(at, n.start_byte)) + new
+            at = n.end_byte
+        code += self.context.slice(Span(at, node.end_byte))
+        old = self.context.indent(node.start_byte)
+        first, *rest = code.splitlines()
+        return self.context.eol.join([first, *(shifted(line, old, indent) for line in rest)])
+
+    def _pieces(self, node: Node, row: str | None) -> list[tuple[Node, str]]:
+        """What changes in the node's text, with its new text."""
         pieces: list[tuple[Node, str]] = []
         for n in walk(node, ("field_expression", "identifier")):
             code = squeeze(text(n))
@@ -475,9 +498,9 @@ class Merged:
             elif n.type == "field_expression" and code == self.thread:
                 if self._is_near(n):
                     first = f"{self.thread} * {self.rows}"
-                    pieces.append((n, first if row is None else _in_parens(n, f"{first} + {row}")))
+                    pieces.append((n, first if row is None else in_parens(n, f"{first} + {row}")))
                 elif row is not None:
-                    pieces.append((n, _in_parens(n, f"{self.thread} + {row} * {self.step}")))
+                    pieces.append((n, in_parens(n, f"{self.thread} + {row} * {self.step}")))
             elif n.type == "identifier" and row is not None:
                 v = self.scope.resolve(code, n.start_byte)
                 if v is None or v.param is not None:
@@ -487,22 +510,15 @@ class Merged:
                 elif v.start < node.start_byte and not self._uniform(v) and (even := self._even(v)) not in (None, "0"):
                     step = "" if self._is_near(n) else f" * {self.step}"
                     times = f"{row}{step}" if even == "1" else f"{row}{step} * {even}"
-                    pieces.append((n, _in_parens(n, f"{code} + {times}")))
-        code, at = "", node.start_byte
-        for n, new in sorted(pieces, key=lambda p: p[0].start_byte):
-            code += self.context.slice(Span(at, n.start_byte)) + new
-            at = n.end_byte
-        code += self.context.slice(Span(at, node.end_byte))
-        old = self.context.indent(node.start_byte)
-        first, *rest = code.splitlines()
-        return self.context.eol.join([first, *(shifted(line, old, indent) for line in rest)])
+                    pieces.append((n, in_parens(n, f"{code} + {times}")))
+        return pieces
 
 
 def _is_zero(code: str) -> bool:
     return re.fullmatch(r"0(\.0*)?f?|\.0+f?|\{(0(\.0*)?f?|\.0+f?)?\}", squeeze(code)) is not None
 
 
-def _in_parens(node: Node, code: str) -> str:
+def in_parens(node: Node, code: str) -> str:
     """The sum, in parentheses unless it stands alone or in a sum."""
     above = node.parent
     if above is None or above.type in (*_BRACKETS, "init_declarator", "assignment_expression"):

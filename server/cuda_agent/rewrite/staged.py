@@ -31,6 +31,7 @@ class Operand:
     axis: str
     by_loop: bool
     tile: str = ""
+    times: int = 1  # outputs of a thread along the axis, a tile's width apart
 
     @property
     def threads(self) -> str:
@@ -53,7 +54,12 @@ class Operand:
 
     def declaration(self, size: int, width: int) -> str:
         padded = size + 1 if self.axis in ("x", ROW) and self.by_loop else size
-        extents = f"[{width if self.axis == ROW else size}][{padded}]" if self.axis else f"[{size}]"
+        rows = width if self.axis == ROW else size
+        if self.by_loop:
+            rows *= self.times
+        else:
+            padded *= self.times
+        extents = f"[{rows}][{padded}]" if self.axis else f"[{size}]"
         return f"__shared__ {self.uses[0].element} {self.tile}{extents};"
 
 

@@ -44,6 +44,7 @@ def frame(context: Context, loop: Node) -> Frame:
     left: list[Node] = []
     segments: list[Span] = []
     start = end = loop.start_byte
+    narrower = False  # an `if` around the loop: what follows it is run by more threads than the loop is
     node = loop
     while node != context.body:
         parent = node.parent
@@ -54,6 +55,7 @@ def frame(context: Context, loop: Node) -> Frame:
                 raise RuleRefused("the loop is in one branch of two")
             conditions = [*_parts(syntax.field(syntax.field(parent, "condition"), "value"), False), *conditions]
             start, end = parent.start_byte, parent.end_byte
+            narrower = True
         elif parent.type == "compound_statement":
             siblings = list(parent.named_children)
             place = siblings.index(node)
@@ -70,7 +72,7 @@ def frame(context: Context, loop: Node) -> Frame:
                 first = siblings[0] if guarded or not returns else returns[0]
                 segments.insert(0, Span(first.start_byte, node.start_byte))
             if guarded or returns:
-                if after and siblings[place + 1 :]:
+                if (after or narrower) and siblings[place + 1 :]:
                     raise RuleRefused("statements follow on several levels of guards")
                 after += siblings[place + 1 :]
         else:

@@ -27,32 +27,65 @@ brings 32 columns of all its rows at a time, and each thread reads its row from 
 Neighbouring threads fill neighbouring elements, whichever way the operand lies. Threads outside the matrix stay to help
 and for the barriers; only their results are not stored.
 
+With `rows` and `cols` a thread of a product computes several outputs that lie a block's width apart, with their sums in
+registers (here `rows=4`, and a quarter of the blocks in y). What it read from one tile serves all of them: a step of 16
+× 16 tiles reads shared memory 1.25 times a multiplication, with four rows 0.5, with four rows of four columns 0.31
+times; and a block brings the other operand once for all its rows:
+
+    __shared__ float a_tile[64][16];
+    __shared__ float b_tile[16][16];
+    int row = blockIdx.y * blockDim.y * 4 + threadIdx.y;
+    float sum[4] = {0};
+    for (int k0 = 0; k0 < n; k0 += 16) {
+        #pragma unroll
+        for (int r = 0; r < 4; r++)
+            a_tile[threadIdx.y + r * 16][threadIdx.x] = row + r * 16 < m && … ? a[(row + r * 16) * n + …] : 0;
+        b_tile[threadIdx.y][threadIdx.x] = …;
+        __syncthreads();
+        for (int k = 0; k < 16; k++) {
+            #pragma unroll
+            for (int r = 0; r < 4; r++)
+                sum[r] += a_tile[threadIdx.y + r * 16][k] * b_tile[k][threadIdx.x];
+        }
+        __syncthreads();
+    }
+
 Legal when all threads of a block run the loop alike and the kernel writes none of the staged arrays (proved), none of
-them overlaps what it writes, and the block has the captured size (captured). The order of the sum stays: bit-exact.
+them overlaps what it writes, and the block has the captured size (captured). Several outputs a thread besides: the
+kernel asks for the block's place only in the index of the row, a guard bounds that index and covers whatever memory
+depends on it (proved), and every launch has a thread for each row (captured). The order of each sum stays: bit-exact.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption
-from cuda_agent.rewrite import launches, mirror, syntax
-from cuda_agent.rewrite.analysis import access, affine, aliasing, trips, uniform
+from cuda_agent.model import Assumption, LaunchMap
+from cuda_agent.rewrite import blocked, launches, mirror, syntax
+from cuda_agent.rewrite.analysis import access, affine, aliasing, sizes, trips, uniform
 from cuda_agent.rewrite.analysis.guards import frame
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.mirror import X, Y
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rules.coalesce import check_axes_in_sight
 from cuda_agent.rewrite.staged import ROW, WARP, Operand, Plan, edits, guards
 from cuda_agent.rewrite.syntax import text
-from cuda_agent.source.tree import walk
+from cuda_agent.source.tree import operator, walk
 
 _SHARED = 48 * 1024
 _LEAST = 8  # threads that share an element
+_AXES = {"rows": "y", "cols": "x"}
+_NAMES = {axis: name for name, axis in _AXES.items()}
+_BLOCKINGS = ({"rows": 4, "cols": 4}, {"rows": 8, "cols": 8}, {"rows": 4}, {"rows": 8}, {"rows": 2})
+_ZERO_AT_ZERO = {"sqrt", "sqrtf", "fabs", "fabsf", "__half2float", "__bfloat162float", "float", "double"}
+_SUMS = 256 * 64  # a block's sums of four bytes: a quarter of the registers
 
 
 class Stage(Rule):
@@ -71,20 +104,31 @@ class Stage(Rule):
             found = _operands(context, loop)
             if found:
                 size = WARP if found[0].axis == ROW else _size(context)
-                yield Site(self.name, syntax.span(node), {"size": size}, {"loop": loop, "operands": found})
+                nodes = {"loop": loop, "operands": found}
+                for counts in _counts(context, loop, found, size):
+                    yield Site(self.name, syntax.span(node), {"size": size, **counts}, nodes)
+                yield Site(self.name, syntax.span(node), {"size": size}, nodes)
                 return
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         launches.check_one_block(context)
-        plan = _plan(context, site.nodes["loop"], site.nodes["operands"], site.params["size"])
+        counts = {axis: site.params[name] for name, axis in _AXES.items() if name in site.params}
+        operands = [replace(o, times=counts.get(o.axis, 1)) for o in site.nodes["operands"]]
+        plan = _plan(context, site.nodes["loop"], operands, site.params["size"])
         block = tuple(context.numbers[0][f"blockDim.{a}"] for a in "xyz")
         said = " × ".join(str(n) for n in block if n > 1)
+        if counts:
+            check_axes_in_sight(context)
+        reached = blocked.check(context, plan.frame, plan.size, counts) if counts else []
+        grid = [f"ceil_div(g{a}, {counts[a]})" if a in counts else f"g{a}" for a in "xyz"]
         return Rewrite(
-            tuple(edits(context, plan)),
-            assumptions=(
+            tuple(blocked.edits(context, plan, counts) if counts else edits(context, plan)),
+            LaunchMap(grid=(grid[0], grid[1], grid[2])),
+            (
                 Assumption("all threads of a block run the loop alike, and the staged arrays are only read", "proved"),
                 Assumption(f"blocks have {said} threads", "captured"),
                 Assumption("the staged arrays never overlap what the kernel writes", "captured"),
+                *reached,
             ),
         )
 
@@ -101,6 +145,33 @@ def _size(context: Context) -> int:
     if z != 1 or (y not in (1, x)):
         raise RuleRefused(f"a block of {x} × {y} × {z} threads is neither a row nor a square")
     return x
+
+
+def _counts(context: Context, loop: Induction, operands: list[Operand], size: int) -> Iterator[dict[str, int]]:
+    """Outputs a thread along y ("rows") and x ("cols"), where enough blocks remain."""
+    if (
+        not context.sites
+        or {o.axis for o in operands} != {"x", "y"}
+        or not _adds_products(context, syntax.field(loop.loop, "body"), operands)
+    ):
+        return
+    sms = context.device.sms if context.device else 132
+    width = max(1, max(_bytes(context, o) or 8 for o in operands) // 4)
+    blocks = min(s.blocks for s in context.shapes)
+    for counts in _BLOCKINGS:
+        outputs = math.prod(counts.values())
+        deep = all(s.grid["xyz".index(_AXES[name])] >= n for s in context.shapes for name, n in counts.items())
+        wide = [replace(o, times=counts.get(_NAMES[o.axis], 1)) for o in operands]
+        fits = size * size * outputs * width <= _SUMS and _shared(context, wide, size) <= _SHARED
+        if deep and fits and blocks // outputs >= sms:
+            yield counts
+
+
+def _shared(context: Context, operands: list[Operand], size: int) -> int:
+    """Bytes of the tiles."""
+    width = context.numbers[0]["blockDim.x"] if operands[0].axis == ROW else size
+    shapes = [(o, width * o.times * (size + 1 if o.axis else 1)) for o in operands]
+    return sum((_bytes(context, o) or 8) * elements for o, elements in shapes)
 
 
 def _operands(context: Context, loop: Induction) -> list[Operand]:
@@ -177,7 +248,7 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         raise RuleRefused("the loop's range differs between the threads of a block")
     around = frame(context, loop.loop)
     for o in operands:
-        if o.uses[0].bytes is None and not _template(context, o.uses[0].element):
+        if _bytes(context, o) is None:
             raise RuleRefused(f"the size of {o.uses[0].element} is not known")
         _check_unconditional(o, body)
     taken: set[str] = set()
@@ -187,10 +258,9 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
         taken.add(o.tile)
     width = context.numbers[0]["blockDim.x"]
     rows = operands[0].axis == ROW
-    total = sum((o.uses[0].bytes or 8) * (width if rows else size) * (size + 1 if o.axis else 1) for o in operands)
-    if total > _SHARED:
+    if (total := _shared(context, operands, size)) > _SHARED:
         raise RuleRefused(f"the tiles need {total} bytes of shared memory")
-    plan = Plan(loop, around, operands, size, width, not rows and _adds_products(body, operands))
+    plan = Plan(loop, around, operands, size, width, not rows and _adds_products(context, body, operands))
     plan.row = context.unused_here("r") if rows else ""
     for c in around.conditions:
         on = affine.of(context, c.node).names
@@ -229,8 +299,8 @@ def _check_unconditional(operand: Operand, body: Node) -> None:
     raise RuleRefused(f"{text(operand.uses[0].node)} is read under a condition only")
 
 
-def _adds_products(body: Node, operands: list[Operand]) -> bool:
-    """The body is `sum += a * b` of staged elements."""
+def _adds_products(context: Context, body: Node, operands: list[Operand]) -> bool:
+    """The body is `sum += e` of staged elements, with an e like `a * b` that is zero where all of them are."""
     inside = syntax.statements(body)
     if len(inside) != 1 or inside[0].type != "expression_statement":
         return False
@@ -238,13 +308,48 @@ def _adds_products(body: Node, operands: list[Operand]) -> bool:
     if write is None or write.op not in ("+=", "-=") or write.name is None or write.value is None:
         return False
     staged = {u.node for o in operands for u in o.uses}
-    factors, pending = [], [write.value]
-    while pending:
-        n = pending.pop()
-        if n.type == "parenthesized_expression" and n.named_child_count == 1:
-            pending.append(n.named_children[0])
-        elif n.type == "binary_expression" and text(n.children[1]) == "*":
-            pending += [syntax.field(n, "left"), syntax.field(n, "right")]
-        else:
-            factors.append(n)
-    return len(factors) > 1 and all(f in staged for f in factors)
+    return sum(n in staged for n in walk(write.value, "subscript_expression")) > 1 and _zero(
+        context, write.value, staged
+    )
+
+
+def _zero(context: Context, node: Node, staged: set[Node]) -> bool:
+    """The expression is zero where the staged elements are."""
+    if node in staged:
+        return True
+    parts = node.named_children
+    match node.type:
+        case "parenthesized_expression":
+            return len(parts) == 1 and _zero(context, parts[0], staged)
+        case "cast_expression":
+            return _zero(context, syntax.field(node, "value"), staged)
+        case "unary_expression":
+            return operator(node) == "-" and _zero(context, parts[-1], staged)
+        case "binary_expression" if operator(node) in ("*", "+", "-"):
+            some = [_zero(context, part, staged) for part in parts]
+            literal = [part.type == "number_literal" for part in parts]
+            return all(some) or (operator(node) == "*" and any(some) and any(literal))
+        case "call_expression":
+            named = _meanings(context, text(syntax.field(node, "function")))
+            given = syntax.field(node, "arguments").named_children
+            return named <= _ZERO_AT_ZERO and len(given) == 1 and _zero(context, given[0], staged)
+    return False
+
+
+def _meanings(context: Context, name: str) -> set[str]:
+    """What the file's macros and type names may make of a name: itself where it is none of them."""
+    e = re.escape(name)
+    defined = re.findall(rf"#[ \t]*define[ \t]+{e}\b(.*)|\btypedef\b(.*)\b{e}\s*;|\busing\s+{e}\s*=(.*);", context.text)
+    found = {"".join(one).split("//")[0].strip() for one in defined}
+    return found if found and all(re.fullmatch(r"\w+", one) for one in found) else {name}
+
+
+def _bytes(context: Context, operand: Operand) -> int | None:
+    """Bytes of an element, the most that its type's name may mean; None where that is not known."""
+    if (size := operand.uses[0].bytes) is not None:
+        return size
+    element = operand.uses[0].element
+    if _template(context, element):
+        return 8
+    known = [sizes.size_of(meaning, context.module) for meaning in _meanings(context, element)]
+    return None if None in known else max(size for size in known if size is not None)
