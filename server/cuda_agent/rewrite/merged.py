@@ -120,6 +120,8 @@ class Merged:
             raise RuleRefused(f"{found.group().strip(':_')} depends on which threads form a warp")
         if next(walk(self.context.body, ("goto_statement", "return_statement")), None):
             raise RuleRefused("a thread may leave early")
+        if changed := next((v.name for v in self.scope.variables if v.param is not None and v.writes), None):
+            raise RuleRefused(f"the kernel changes its parameter {changed}")
         if self.axis == "x" and re.search(r"\bvolatile\b", text(self.context.body)):
             raise RuleRefused("volatile memory: threads of a warp may work together without a barrier")
 

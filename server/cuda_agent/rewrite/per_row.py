@@ -26,9 +26,6 @@ class PerRow(Merged):
         super().__init__(context, axis, rows, rows * step)
         self.fills = fills
         self.r = next((n for n in counters if context.unused_here(n) == n), context.unused_here(counters[0]))
-        for v in self.scope.variables:
-            if v.param is not None and v.writes:
-                raise RuleRefused(f"the kernel changes its parameter {v.name}")
 
     def _fill_axis(self, node: Node) -> str | None:
         """Of an assignment that fills a shared array: the thread axis along which its rows lie; None of others."""
