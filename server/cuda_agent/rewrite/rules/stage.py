@@ -247,6 +247,10 @@ def _plan(context: Context, loop: Induction, operands: list[Operand], size: int)
     if any(uniform.of_poly(context, p) not in ("block", "grid") for p in (limit[1], loop.start)):
         raise RuleRefused("the loop's range differs between the threads of a block")
     around = frame(context, loop.loop)
+    for write in (w for n in around.before for w in syntax.writes(n) if w.target.type == "identifier"):
+        v = affine.variable(context, write.target)
+        if v is not None and any(use.start_byte >= around.end for use in v.uses):
+            raise RuleRefused(f"{v.name} is set behind the guard and used after it")
     for o in operands:
         if _bytes(context, o) is None:
             raise RuleRefused(f"the size of {o.uses[0].element} is not known")
