@@ -212,7 +212,15 @@ def _wait_gone(pid: int) -> None:
         time.sleep(0.1)
 
 
-def test_ctrl_c_keeps_the_launches(tmp_path: Path, program: Path) -> None:
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal: a shell starts what runs in the background with SIGINT ignored, and Python leaves that so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_keeps_the_launches(tmp_path: Path, program: Path, ctrl_c: None) -> None:
     count = 0
 
     def interrupt(event: object) -> None:
