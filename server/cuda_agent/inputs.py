@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run, capture
 from cuda_agent.errors import NoInputs, SourceError
@@ -24,34 +24,22 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 RUN_TIMEOUT_S = 600.0  # a run of the person's program for its inputs; a kernel that never ends must not hold us up
 
 
+class Run(TypedDict, total=False):
+    """How the person's program is run, where it must be: what `find_or_make_all` takes by name."""
+
+    args: tuple[str, ...]
+    run_command: tuple[str, ...] | None
+    timeout_s: float
+    on_event: OnEvent | None
+    cancelled: Callable[[], bool] | None
+
+
 def find_or_make(
-    path: Path,
-    module: Module,
-    kernel: str | None,
-    build: Build,
-    device_kind: str,
-    *,
-    args: tuple[str, ...] = (),
-    run_command: tuple[str, ...] | None = None,
-    timeout_s: float = RUN_TIMEOUT_S,
-    on_event: OnEvent | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    path: Path, module: Module, kernel: str | None, build: Build, device_kind: str, **run: Unpack[Run]
 ) -> Workload:
     """The best inputs there are for one kernel (None: the first kernel that has some). NoInputs says what to do
     next."""
-    found = find_or_make_all(
-        path,
-        module,
-        build,
-        device_kind,
-        kernels=[kernel] if kernel else None,
-        args=args,
-        run_command=run_command,
-        timeout_s=timeout_s,
-        on_event=on_event,
-        cancelled=cancelled,
-    )
-    return found[0]
+    return find_or_make_all(path, module, build, device_kind, kernels=[kernel] if kernel else None, **run)[0]
 
 
 def find_or_make_all(
