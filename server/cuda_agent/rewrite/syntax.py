@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tree_sitter import Node
 
 from cuda_agent.model import Span
+from cuda_agent.source.tree import strip_parens
 
 LOOPS = ("for_statement", "while_statement", "do_statement")
 BUILTINS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
@@ -244,6 +245,21 @@ def additive_terms(node: Node) -> list[tuple[int, Node]]:
             sign = 1 if op == "+" else -1
             return left + [(sign * s, n) for s, n in right]
     return [(1, node)]
+
+
+def operands(node: Node, joint: str) -> list[Node]:
+    """`a && b && c` as its parts, for the operator `joint`; parentheses are opened."""
+    node = strip_parens(node)
+    if node.type == "binary_expression" and text(field(node, "operator")) == joint:
+        return operands(field(node, "left"), joint) + operands(field(node, "right"), joint)
+    return [node]
+
+
+def statement_end(node: Node) -> int:
+    """Where the statement that the node stands in ends."""
+    while node.parent is not None and not node.type.endswith("statement"):
+        node = node.parent
+    return node.end_byte
 
 
 def unit_stride(index: Node, variable: str) -> bool:

@@ -39,7 +39,7 @@ class Stream:
     @property
     def loaded(self) -> bool:
         """Something is read before a statement has stored the element."""
-        stored = min((_statement_end(a.node) for a in self.accesses if a.kind == "write"), default=None)
+        stored = min((syntax.statement_end(a.node) for a in self.accesses if a.kind == "write"), default=None)
         return any(a.kind != "write" and (stored is None or a.node.start_byte < stored) for a in self.accesses)
 
     @property
@@ -68,12 +68,6 @@ class Plan:
         """What must be a multiple of the width, as the variable is taken modulo it."""
         indices = [a.index or a.array for s in self.streams for a in s.accesses]
         return list(dict.fromkeys(d for n in indices for d in self.body.divisors(n)))
-
-
-def _statement_end(node: Node) -> int:
-    while node.parent is not None and not node.type.endswith("statement"):
-        node = node.parent
-    return node.end_byte
 
 
 def edits(context: Context, plans: list[Plan]) -> Iterator[Edit]:

@@ -8,7 +8,7 @@ of which must be a multiple), all of which must hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from tree_sitter import Node
 from cuda_agent.judge import launch_text
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.definitions import Names
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.documents import read
 from cuda_agent.source.symbols import Module
@@ -224,3 +225,16 @@ def solve(needs: Needs) -> list[str] | None:
             rest = [n for n in needs if not n & set(chosen)]
             chosen.append(max(sorted(clause), key=lambda name: sum(name in n for n in rest)))
     return chosen
+
+
+def divisible(context: Context, width: int) -> Iterator[str]:
+    """Parameters that were a multiple of the width in some captured launch."""
+    for p in context.kernel.params:
+        if not p.pointer and any(v > 0 and v % width == 0 for v in context.captured(p.name)):
+            yield p.name
+
+
+def ever(context: Context, chosen: list[str], width: int) -> bool:
+    """All of the chosen parameters were multiples of the width in one captured launch."""
+    rows = zip(*(context.captured(name) for name in chosen), strict=True)
+    return not chosen or any(all(v % width == 0 for v in row) for row in rows)

@@ -43,6 +43,15 @@ class Access:
     def name(self) -> str:
         return text(self.array)
 
+    @property
+    def address(self) -> str:
+        """The text of where the element is."""
+        if self.index is None:
+            return self.name
+        if self.node.type == "subscript_expression":
+            return f"&{self.name}[{text(self.index)}]"
+        return f"{self.name} + {text(self.index)}"
+
 
 class Body:
     """The accesses of one loop body (or of the part of a kernel that runs once a thread) along one variable."""

@@ -38,7 +38,6 @@ from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.layout import indented, unit
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.syntax import ThreadId, squeeze, text
-from cuda_agent.source.tree import strip_parens
 
 
 @dataclass(frozen=True)
@@ -112,19 +111,12 @@ def _guarded(context: Context, axis: str) -> tuple[ThreadId, Guard] | None:
             return None
         leaves = squeeze(text(syntax.field(statement, "consequence"))) in ("return;", "{return;}")
         joint, sign = ("||", ">=") if leaves else ("&&", "<")
-        parts = _joined(strip_parens(syntax.field(statement, "condition")), joint)
+        parts = syntax.operands(syntax.field(statement, "condition"), joint)
         mine = [p for p in parts if _compares(p, row.name, sign)]
         if len(mine) != 1 or (not leaves and at + 1 < len(statements)):
             return None
         return row, Guard("return" if leaves else "body", statement, tuple(parts), mine[0])
     return None
-
-
-def _joined(node: Node, joint: str) -> list[Node]:
-    node = strip_parens(node)
-    if node.type == "binary_expression" and text(syntax.field(node, "operator")) == joint:
-        return _joined(syntax.field(node, "left"), joint) + _joined(syntax.field(node, "right"), joint)
-    return [node]
 
 
 def _compares(node: Node, name: str, sign: str) -> bool:

@@ -46,20 +46,20 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, layout, syntax
-from cuda_agent.rewrite.analysis import affine
+from cuda_agent.rewrite.analysis import column_index
+from cuda_agent.rewrite.analysis.column_index import ColumnIndex
 from cuda_agent.rewrite.analysis.column_parts import ColumnParts, Loop, Parts, Run
 from cuda_agent.rewrite.analysis.coverage import covered
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.effects import macros, touched
 from cuda_agent.rewrite.analysis.elements import largest_element
-from cuda_agent.rewrite.analysis.groups import Groups, Needs, solve
+from cuda_agent.rewrite.analysis.groups import Groups, Needs, divisible, ever, solve
 from cuda_agent.rewrite.analysis.neighbours import Access, Body, tight
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
@@ -68,28 +68,10 @@ from cuda_agent.rewrite.rules.vectorize import Vectorize
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
 from cuda_agent.source.edits import apply
-from cuda_agent.source.tree import name_of, strip_parens
+from cuda_agent.source.tree import name_of
 
 _BYTES = 16  # that one instruction moves at most
 _LONG = 10_000  # bytes of a kernel that holds too much for several columns
-
-
-@dataclass(frozen=True)
-class _Index:
-    """`x = blockIdx.x * width + threadIdx.x`, and the guard that keeps threads beyond the last column out."""
-
-    name: str
-    declaration: Node
-    value: Node
-    width: str  # of a block, in the index's own words
-    guard: Node
-    bound: Node
-    aliases: tuple[Node, ...]  # declarations of the names in `value` that stand for the thread's place
-    rest: list[Node]  # what the guard lets in
-
-    @property
-    def returns(self) -> bool:
-        return self.rest[0].start_byte > self.guard.end_byte
 
 
 class VectorColumns(Rule):
@@ -101,14 +83,14 @@ class VectorColumns(Rule):
             return
         if context.kernel.body.end - context.kernel.body.start > _LONG:
             return
-        index = _index(context)
+        index = column_index.of(context)
         if index is None or (not _loops(context) and _elsewhere(context)):
             return
         for width in (4, 2):
             yield Site(self.name, syntax.span(index.declaration), {"columns": width}, {"index": index})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
-        index: _Index = site.nodes["index"]
+        index: ColumnIndex = site.nodes["index"]
         plan = _Plan(context, index, site.params["columns"])
         reached = _covered(context, plan)
         check_disjoint(context)
@@ -140,101 +122,6 @@ def _fewer_blocks(context: Context, width: int) -> tuple[tuple[Edit, ...], Launc
         return (), LaunchMap()
 
 
-# ---------------------------------------------------------------- the column's index
-
-
-def _index(context: Context) -> _Index | None:
-    """The column index of the kernel, declared alone at its top, with its guard."""
-    statements = syntax.statements(context.body)
-    for at, declaration in enumerate(statements):
-        declarators = declaration.children_by_field_name("declarator") if declaration.type == "declaration" else []
-        if len(declarators) != 1 or declarators[0].type != "init_declarator":
-            continue
-        value = syntax.field(declarators[0], "value")
-        width = _block_width(context, value)
-        name = name_of(declarators[0])
-        if width is None or name is None:
-            continue
-        for guard in (s for s in statements[at + 1 :] if s.type == "if_statement"):
-            found = _guarded(guard, name, statements)
-            if found is None:
-                continue
-            aliases = _aliases(context, value)
-            return _Index(name, declaration, value, width, guard, found[0], aliases, found[1])
-    return None
-
-
-def _block_width(context: Context, value: Node) -> str | None:
-    """The text of W in `blockIdx.x * W + threadIdx.x`."""
-    if "threadIdx.x" not in text(value) and not syntax.identifiers(value):
-        return None
-    poly = affine.of(context, value)
-    step, rest = poly.split("threadIdx.x")
-    if step is None or step.value != 1:
-        return None
-    width, rest = rest.split("blockIdx.x")
-    return str(width) if width is not None and rest.value == 0 and re.fullmatch(r"[\w.]+", str(width)) else None
-
-
-def _guarded(guard: Node, name: str, statements: list[Node]) -> tuple[Node, list[Node]] | None:
-    """The bound, and the statements that are for columns below it only."""
-    if guard.child_by_field_name("alternative") is not None:
-        return None
-    body = syntax.field(guard, "consequence")
-    leaves = squeeze(text(body)) in ("return;", "{return;}")
-    joint, signs = ("||", (">=",)) if leaves else ("&&", ("<",))
-    rest = statements[statements.index(guard) + 1 :] if leaves else syntax.statements(body)
-    if not rest or (not leaves and guard != statements[-1]):
-        return None
-    parts = _joined(syntax.field(guard, "condition"), joint)
-    mine = [part for part in parts if syntax.uses(part, name)]
-    if len(mine) != 1 or mine[0].type != "binary_expression" or text(syntax.field(mine[0], "operator")) not in signs:
-        return None
-    left, right = (syntax.field(mine[0], side) for side in ("left", "right"))
-    return (right, rest) if text(left) == name and not syntax.uses(right, name) else None
-
-
-def _joined(node: Node, joint: str) -> list[Node]:
-    node = strip_parens(node)
-    if node.type == "binary_expression" and text(syntax.field(node, "operator")) == joint:
-        return _joined(syntax.field(node, "left"), joint) + _joined(syntax.field(node, "right"), joint)
-    return [node]
-
-
-def _aliases(context: Context, value: Node) -> tuple[Node, ...]:
-    """Declarations of names that stand for the thread's place in x. RuleRefused when that place is used outside the
-    index: another thread will compute the column."""
-    names = Names(context)
-    inside = [syntax.span(value)]
-    found: list[Node] = []
-    for n in (n for n in syntax.of_type(value, "identifier") if n.parent and n.parent.type != "field_expression"):
-        definition = names.definition(text(n), n)
-        if definition is None or not re.search(r"\b(threadIdx|blockIdx)\.x\b", text(definition)):
-            continue
-        declaration = syntax.enclosing_statement(definition)
-        if any(not s.holds(syntax.span(u)) for u in _uses(context, text(n), declaration) for s in inside[:1]):
-            raise RuleRefused(f"{text(n)} is used outside the thread's index")
-        found.append(declaration)
-        inside.append(syntax.span(definition))
-    for n in syntax.of_type(context.body, "field_expression"):
-        if squeeze(text(n)) in ("threadIdx.x", "blockIdx.x") and not any(s.holds(syntax.span(n)) for s in inside):
-            raise RuleRefused(f"{text(n)} is used outside the thread's index")
-    whole = [
-        n
-        for n in syntax.of_type(context.body, "identifier")
-        if text(n) in ("threadIdx", "blockIdx", "cooperative_groups")
-    ]
-    if any(n.parent is None or n.parent.type != "field_expression" for n in whole):
-        raise RuleRefused("the thread's place is passed on")
-    return tuple(found)
-
-
-def _uses(context: Context, name: str, declaration: Node) -> Iterator[Node]:
-    for n in syntax.of_type(context.body, "identifier"):
-        if text(n) == name and not syntax.span(declaration).holds(syntax.span(n)):
-            yield n
-
-
 # ---------------------------------------------------------------- what the columns share, and what is moved together
 
 
@@ -255,10 +142,10 @@ def _elsewhere(context: Context) -> bool:
 class _Plan:
     """The kernel in parts, with the vectors of each run. RuleRefused where a thread may not take several columns."""
 
-    def __init__(self, context: Context, index: _Index, width: int) -> None:
+    def __init__(self, context: Context, index: ColumnIndex, width: int) -> None:
         self.context, self.index, self.width = context, index, width
         self.names = Names(context)
-        self.groups = Groups(self.names, width, _divisible(context, width))
+        self.groups = Groups(self.names, width, divisible(context, width))
         self.body = Body(self.names, context.body, index.name)
         _check(context, index)
         roots, loose = touched(self.names, self.body)
@@ -290,7 +177,7 @@ class _Plan:
             raise RuleRefused("no array is read or written at neighbouring places in the loop")
         self.carried = self._carried()
         chosen = solve(self.needs)
-        if chosen is None or not _ever(context, chosen, width):
+        if chosen is None or not ever(context, chosen, width):
             raise RuleRefused(f"no captured launch has extents that are multiples of {width}")
         if set(chosen) & {w.name for w in syntax.writes(context.body)}:
             raise RuleRefused("an extent is changed")
@@ -514,18 +401,18 @@ class _Plan:
             *once,
             *self._definitions(run, list(vectors.values())),
             *declarations(list(vectors.values())),
-            *(vectors[n].load(_address(unique[n][0]), _hint(unique[n], "read")) for n in loaded),
+            *(vectors[n].load(unique[n][0].address, _hint(unique[n], "read")) for n in loaded),
             "#pragma unroll",
             f"for (int {k} = 0; {k} < {self.width}; {k}++)" + (" {" if braces else ""),
             *(step + line if line else "" for line in computed),
             *(["}"] if braces else []),
-            *(vectors[n].store(_address(unique[n][0]), _hint(unique[n], "write")) for n in stored),
+            *(vectors[n].store(unique[n][0].address, _hint(unique[n], "write")) for n in stored),
         ]
 
     def _read_first(self, accesses: list[Access], run: Run) -> bool:
         """Some access needs the element's old value."""
         stored = next((a for a in accesses if a.kind == "write" and self._always([a], run)), None)
-        end = _statement_end(stored.node) if stored is not None else None
+        end = syntax.statement_end(stored.node) if stored is not None else None
         return any(a.kind != "write" and (end is None or a.node.start_byte < end) for a in accesses)
 
     def _definitions(self, run: Run, vectors: list[Vector]) -> Iterator[str]:
@@ -623,7 +510,7 @@ class _Plan:
         head = f"for ({kind} = {text(index.value)}; {name} < {bound}; {name} += gridDim.x * {index.width})"
         gone = [layout.line_of(context, syntax.span(index.declaration))]
         edits = []
-        alone = len(_joined(syntax.field(index.guard, "condition"), "||" if index.returns else "&&")) == 1
+        alone = len(syntax.operands(syntax.field(index.guard, "condition"), "||" if index.returns else "&&")) == 1
         consequence = syntax.field(index.guard, "consequence")
         if index.returns and alone:
             gone.append(layout.line_of(context, syntax.span(index.guard)))
@@ -669,34 +556,8 @@ def _comes_to(nodes: set[int], within: Node) -> bool:
     return any(_comes_to(nodes, n) for n in within.named_children)
 
 
-def _statement_end(node: Node) -> int:
-    while node.parent is not None and not node.type.endswith("statement"):
-        node = node.parent
-    return node.end_byte
-
-
 def _hint(accesses: list[Access], kind: str) -> str:
     return next((a.hint for a in accesses if a.kind == kind), "")
-
-
-def _address(access: Access) -> str:
-    if access.index is None:
-        return text(access.array)
-    if access.node.type == "subscript_expression":
-        return f"&{text(access.array)}[{text(access.index)}]"
-    return f"{text(access.array)} + {text(access.index)}"
-
-
-def _divisible(context: Context, width: int) -> Iterator[str]:
-    for p in context.kernel.params:
-        if not p.pointer and any(v > 0 and v % width == 0 for v in context.captured(p.name)):
-            yield p.name
-
-
-def _ever(context: Context, chosen: list[str], width: int) -> bool:
-    """Some captured launch meets the whole condition."""
-    rows = zip(*(context.captured(name) for name in chosen), strict=True)
-    return not chosen or any(all(v % width == 0 for v in row) for row in rows)
 
 
 def _plain(statement: Node) -> bool:
@@ -706,7 +567,7 @@ def _plain(statement: Node) -> bool:
     )
 
 
-def _check(context: Context, index: _Index) -> None:
+def _check(context: Context, index: ColumnIndex) -> None:
     if context.kernel.shared or re.search(r"\basm\b|\bvolatile\b", text(context.body)):
         raise RuleRefused("the kernel has shared memory, assembly or volatile variables")
     if next(syntax.of_type(context.body, "lambda_expression"), None):

@@ -52,7 +52,7 @@ from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.effects import touched
 from cuda_agent.rewrite.analysis.elements import element_size
-from cuda_agent.rewrite.analysis.groups import OPAQUE, Groups, Needs, Value, solve
+from cuda_agent.rewrite.analysis.groups import OPAQUE, Groups, Needs, Value, divisible, ever, solve
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.analysis.once import Split
 from cuda_agent.rewrite.layout import unit, unused_index
@@ -83,13 +83,13 @@ class VectorInner(Rule):
         width: int = site.params["width"]
         names = Names(context)
         _check(context, found)
-        groups = Groups(names, width, _divisible(context, width))
+        groups = Groups(names, width, divisible(context, width))
         split = once.split(groups, found.index.name, found.rest)
         body = Body(names, found.rest[0] if found.kind == "body" else context.body, found.index.name)
         vectors, needs = _vectors(context, groups, split, body, width)
         needs = (*needs, *_bound(groups, found))
         chosen = solve(needs)
-        if chosen is None or not _ever(context, chosen, width):
+        if chosen is None or not ever(context, chosen, width):
             raise RuleRefused(f"no captured launch has extents that are multiples of {width}")
         if not chosen:
             raise RuleRefused("nothing is divided: the rule vectorize is for such kernels")
@@ -119,18 +119,6 @@ def _check(context: Context, found: Guarded) -> None:
     if any(next(syntax.of_type(n, "return_statement", "goto_statement"), None) for n in found.rest):
         raise RuleRefused("the guarded part may return early")
     check_index_only(context, found.index.value)
-
-
-def _divisible(context: Context, width: int) -> Iterator[str]:
-    for p in context.kernel.params:
-        if not p.pointer and any(v > 0 and v % width == 0 for v in context.captured(p.name)):
-            yield p.name
-
-
-def _ever(context: Context, chosen: list[str], width: int) -> bool:
-    """Some captured launch meets the whole condition."""
-    rows = zip(*(context.captured(name) for name in chosen), strict=True)
-    return not chosen or any(all(v % width == 0 for v in row) for row in rows)
 
 
 def _bound(groups: Groups, found: Guarded) -> Needs:
@@ -250,8 +238,8 @@ def _group(context: Context, split: Split, vectors: dict[Access, Vector], width:
         target, source = copy
         vector = vectors[target]
         definition = [vector.definition] if vector.definition else []
-        value = f"*reinterpret_cast<const {vector.type} *>({_address(source)})"
-        return [*definition, f"*reinterpret_cast<{vector.type} *>({_address(target)}) = {value};"]
+        value = f"*reinterpret_cast<const {vector.type} *>({source.address})"
+        return [*definition, f"*reinterpret_cast<{vector.type} *>({target.address}) = {value};"]
     edits = [Edit(syntax.span(a.node), v.at(k)) for a, v in vectors.items()]
     steps = {n: v.stride for n, v in split.known.items() if v.stride}
     for statement in split.each:
@@ -263,12 +251,12 @@ def _group(context: Context, split: Split, vectors: dict[Access, Vector], width:
     return [
         *dict.fromkeys(v.definition for _, v in unique.values() if v.definition),
         *declarations([v for _, v in unique.values()]),
-        *(unique[n][1].load(_address(unique[n][0]), _hint(vectors, n, "read")) for n in loaded),
+        *(unique[n][1].load(unique[n][0].address, _hint(vectors, n, "read")) for n in loaded),
         "#pragma unroll",
         f"for (int {k} = 0; {k} < {width}; {k}++)" + (" {" if braces else ""),
         *(step + line for line in computed),
         *(["}"] if braces else []),
-        *(unique[n][1].store(_address(unique[n][0]), _hint(vectors, n, "write")) for n in stored),
+        *(unique[n][1].store(unique[n][0].address, _hint(vectors, n, "write")) for n in stored),
     ]
 
 
@@ -286,10 +274,7 @@ def _read_first(accesses: list[Access]) -> bool:
 
 
 def _end_of_statement(accesses: list[Access], start: int) -> int:
-    node = next(a.node for a in accesses if a.node.start_byte == start)
-    while node.parent is not None and not node.type.endswith("statement"):
-        node = node.parent
-    return node.end_byte
+    return syntax.statement_end(next(a.node for a in accesses if a.node.start_byte == start))
 
 
 def _hint(vectors: dict[Access, Vector], name: str, kind: str) -> str:
@@ -306,14 +291,6 @@ def _copied(split: Split, vectors: dict[Access, Vector]) -> tuple[Access, Access
     sides = {a.node.id: a for a in vectors}
     left, right = sides.get(syntax.field(node, "left").id), sides.get(syntax.field(node, "right").id)
     return (left, right) if left is not None and right is not None else None
-
-
-def _address(access: Access) -> str:
-    if access.index is None:
-        return text(access.array)
-    if access.node.type == "subscript_expression":
-        return f"&{text(access.array)}[{text(access.index)}]"
-    return f"{text(access.array)} + {text(access.index)}"
 
 
 def _lines(context: Context, statement: Node, edits: list[Edit]) -> list[str]:
