@@ -271,8 +271,8 @@ class _Unreadable(Exception):
 class _Known(_Reader):
     """The same texts where some host expressions are known by their spelling, and anything else unknown is an error."""
 
-    def __init__(self, module: Module, site: LaunchSite, known: Mapping[str, int]) -> None:
-        super().__init__(_Names(module), site, 0, _operands((site.grid, site.block)))
+    def __init__(self, names: _Names, site: LaunchSite, known: Mapping[str, int]) -> None:
+        super().__init__(names, site, 0, _operands((site.grid, site.block)))
         self.known = known
 
     def integer(self, node: Node, at: int) -> int:
@@ -290,18 +290,30 @@ def evaluate(module: Module, site: LaunchSite, known: Mapping[str, int]) -> Shap
     """The shape that a site launches where these host expressions (by their text without spaces) have these values; a
     grid axis may be 0. None where the text does not say."""
     try:
-        return _Known(module, site, known).shape()
+        return _Known(_Names(module), site, known).shape()
     except (_Unreadable, _NotInteger, ZeroDivisionError):
         return None
+
+
+class Integers:
+    """Values of a text's integer expressions where some of its names are known."""
+
+    def __init__(self, module: Module) -> None:
+        self._names = _Names(module)
+
+    def value(self, text: str, at: int, known: Mapping[str, int]) -> int | None:
+        """What the expression is at an offset: names stand for macros and for variables that are initialised and never
+        changed. None where the text does not say."""
+        site = LaunchSite(text, (), "1", "1", None, None, (), *(Span(at, at),) * 4, None, None)
+        try:
+            return _Known(self._names, site, known).integer(self._names.expression(text), at)
+        except (_Unreadable, _NotInteger, ZeroDivisionError):
+            return None
 
 
 def constant(module: Module, name: str, at: int) -> int | None:
-    """The integer that a name stands for at an offset: a macro, or a variable that is initialised and never changed."""
-    site = LaunchSite(name, (), "1", "1", None, None, (), *(Span(at, at),) * 4, None, None)
-    try:
-        return _Known(module, site, {}).integer(expression(name), at)
-    except (_Unreadable, _NotInteger, ZeroDivisionError):
-        return None
+    """The integer that a name stands for at an offset."""
+    return Integers(module).value(name, at, {})
 
 
 def _component(node: Node) -> bool:

@@ -41,4 +41,5 @@ class JudgeOptions:
     emulator_s: float = 15.0  # G7 on a GPU: for the emulator's checkers beside it; 0 does not ask them
     checkers_timeout_s: float = 60.0  # G7 on a GPU: half of it for the candidate, the rest for the original
     checker_bytes: int = 512 << 20  # of the launch they see
+    checker_quick_bytes: int = 32 << 20  # of a captured launch that is not worth replacing by a smaller, derived one
     traffic: bool = True  # trace on the emulator: needed by G7 and for predicted sectors

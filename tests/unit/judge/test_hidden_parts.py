@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cuda_agent.device import Device
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden import families, pointers
+from cuda_agent.judge.hidden.divisors import Divisors
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents
 from cuda_agent.judge.hidden.integer_data import data_parameters
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, template_arguments, with_values
@@ -113,6 +114,28 @@ def test_sizes_are_found_in_conditions_and_through_variables(tmp_path: Path, bod
     kernel = module.kernel("k")
     one = launch(tmp_path, "_Z1kPfii", [64], [i32(64), i32(2)], 1, 64)
     assert [size.name for size in sizes(module, kernel, integers(one, kernel))] == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "values", "where"),
+    [
+        ("x[threadIdx.x % n] = 1;", {"n": 0}, "threadIdx.x % n"),
+        ("x[threadIdx.x % n] = 1;", {"n": 1}, ""),
+        ("int i = blockIdx.x * 8 + threadIdx.x; x[i / n] = 1;", {"n": 0}, "i / n"),
+        ("const int quarter = n / 4; x[threadIdx.x % quarter] = 1;", {"n": 3}, "threadIdx.x % quarter"),
+        ("const int quarter = n / 4; x[threadIdx.x % quarter] = 1;", {"n": 4}, ""),
+        ("int i = threadIdx.x; i %= n - k; x[i] = 1;", {"n": 2, "k": 2}, "i %= n - k"),
+        ("float sum = x[0]; x[1] = sum / n;", {"n": 0}, ""),
+        ("x[1] = x[0] / n;", {"n": 0}, ""),
+        ("x[threadIdx.x] = 1.0f / n;", {"n": 0}, ""),
+        ("x[threadIdx.x / (float)n > 1] = 1;", {"n": 0}, ""),
+        ("int m = n; m = m + 1; x[threadIdx.x % m] = 1;", {"n": 0}, ""),
+    ],
+)
+def test_sizes_that_divide_an_integer_by_zero(body: str, values: dict[str, int], where: str) -> None:
+    module = parsed(f"__global__ void k(float *x, int n, int k) {{ {body} }}")
+    found = Divisors(module, module.kernel("k")).zero({"n": 64, "k": 64} | values)
+    assert found == (f"line 1, `{where}`" if where else None)
 
 
 def test_hidden_values_lie_below_the_recorded_one(tmp_path: Path) -> None:

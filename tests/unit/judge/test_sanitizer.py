@@ -21,6 +21,7 @@ from cuda_agent.device.client import Channel
 from cuda_agent.device.sanitizer import Checked, Finding, Sanitizer
 from cuda_agent.errors import Cancelled, ToolMissing
 from cuda_agent.judge import JudgeOptions, ahead, tool_runs
+from cuda_agent.judge import sanitizer as judging
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g07_races_and_memory import RacesAndMemory
 from cuda_agent.judge.sanitizer import new_findings
@@ -218,6 +219,17 @@ def test_a_derived_launch_takes_the_place_of_a_large_one(device: CheckedDevice, 
     assert result.status == "fail"
     assert result.detail.startswith("n = 3 (captured 64) (derived: ")
     assert "racecheck: shared race in axpy" in result.detail
+
+
+def test_a_large_launch_is_taken_where_none_can_be_derived(
+    device: CheckedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the tools a launch of 100 MB takes a quarter of a minute, a derived one a second or two."""
+    options = JudgeOptions(checker_quick_bytes=100)
+    monkeypatch.setattr(judging, "SMALL_BYTES", 100)
+    assert "find nothing on n = 7 (captured 64) (derived: " in asked(device, tmp_path, RIGHT, options=options).detail
+    monkeypatch.setattr(judging, "SMALL_BYTES", 0)
+    assert "find nothing on launch <<<1, 64>>>" in asked(device, tmp_path, RIGHT, options=options).detail
 
 
 def test_where_the_original_is_not_clean_another_is_derived(device: CheckedDevice, tmp_path: Path) -> None:
@@ -499,7 +511,7 @@ def test_nothing_runs_ahead_on_few_cores_or_beside_large_launches(
             return case.checkers is not None
 
     assert begins()
-    assert not begins(checker_bytes=100)  # G5 derives one
+    assert not begins(checker_quick_bytes=100)  # G5 derives one
     monkeypatch.setattr(ahead, "COPIES", 1 << 40)
     assert not begins()
     monkeypatch.setattr(ahead, "COPIES", 16)

@@ -22,7 +22,8 @@ class RacesAndMemory:
     barrier, not by bad luck. On a GPU the smallest judged launch runs under compute-sanitizer's memcheck, racecheck,
     initcheck and synccheck, each time in a process of its own whose buffers are allocations of exactly their size: an
     access one byte beyond is seen, and initcheck finds the pure outputs as they were allocated. Where even that launch
-    is above 512 MiB, a small case that G5 derived takes its place, and the sentence says so. Beside the tools the
+    is above 32 MiB, a small case that G5 derived takes its place, and the sentence says so; where there is none, up to
+    512 MiB are taken. Beside the tools the
     emulator runs original and candidate on one small launch, threads in three orders: it alone sees races in global
     memory and a shuffle whose mask does not name its lanes, which a GPU mostly forgives. What it cannot build or run
     (inline assembly, libraries, a model's text without a sandbox) is said, and is no failure. Every checker is first

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cuda_agent.judge.case import Case
+from cuda_agent.judge.hidden.divisors import Divisors
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
 from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, ORDERS, redraw
 from cuda_agent.judge.hidden.integer_data import data_parameters
@@ -74,6 +75,7 @@ class _Maker:
         self.sizes = sizes(case.module, case.kernel, self.scalars)
         self.shapes = Shapes(case, index, self.scalars)
         self.extents = Extents(case, index, self.scalars)
+        self.divisors = Divisors(case.module, case.kernel)
         self.seen: set[tuple[Launch, Shape]] = set()
         self.base: dict[str, int] = self._base()
 
@@ -175,6 +177,9 @@ class _Maker:
         mapped: bool = False,
         pointed: Launch | None = None,
     ) -> Trial | None:
+        if values and (where := self.divisors.zero({n: s.value for n, s in self.scalars.items()} | dict(values))):
+            self._leave(name, f"the original itself divides by zero there ({where})")
+            return None
         if not values:
             theirs: Shape | None = self.case.shape(self.index)
         elif mapped:
