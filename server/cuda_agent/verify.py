@@ -35,7 +35,7 @@ from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
 from cuda_agent.toolchain.launchers import with_launches
-from cuda_agent.workload import bundle, launch_map
+from cuda_agent.workload import launch_map, own
 from cuda_agent.workload.launch_map import Shape
 
 
@@ -227,7 +227,7 @@ def _own_shapes(
     shapes: list[Shape] = []
 
     def follow(event: Mapping[str, Any]) -> None:
-        if event.get("type") == "launch" and bundle.same_kernel(str(event["kernel"]), workload.kernel):
+        if event.get("type") == "launch" and own.kernel_of(case.module, str(event["mangled"])) == kernel.id:
             grid, block = event["grid"], event["block"]
             shapes.append(Shape((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), int(event["shared"])))
         say(event)
