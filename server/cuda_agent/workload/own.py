@@ -38,7 +38,10 @@ def own(workload: Workload, module: Module, kernel: str) -> Workload | None:
     if not is_specialised(module, kernel):
         return workload
     launches = tuple(launch for launch in workload.launches if runs(module, kernel, launch.mangled))
-    return replace(workload, kernel=kernel, launches=launches) if launches else None
+    shapes = workload.shapes
+    if shapes is not None:
+        shapes = frozenset(one for one in shapes if runs(module, kernel, one.mangled))
+    return replace(workload, kernel=kernel, launches=launches, shapes=shapes) if launches else None
 
 
 def find(source_file: Path, module: Module, kernel: str) -> Workload | None:
