@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run, capture
 from cuda_agent.errors import NoInputs, SourceError
@@ -24,14 +24,40 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 RUN_TIMEOUT_S = 600.0  # a run of the person's program for its inputs; a kernel that never ends must not hold us up
 
 
-class Run(TypedDict, total=False):
-    """How the person's program is run, where it must be: what `find_or_make_all` takes by name."""
+class Program(TypedDict, total=False):
+    """How the person's program is run, where it must be."""
 
     args: tuple[str, ...]
     run_command: tuple[str, ...] | None
     timeout_s: float
+
+
+class Run(Program, total=False):
+    """One such run: what `find_or_make_all` takes by name."""
+
     on_event: OnEvent | None
     cancelled: Callable[[], bool] | None
+
+
+class Asked(Protocol):
+    """A request that says how the program is run."""
+
+    @property
+    def args(self) -> tuple[str, ...]: ...
+    @property
+    def run_command(self) -> tuple[str, ...] | None: ...
+    @property
+    def timeout_s(self) -> float: ...
+
+
+def run_of(asked: Asked, on_event: OnEvent | None, cancelled: Callable[[], bool] | None) -> Run:
+    return {
+        "args": asked.args,
+        "run_command": asked.run_command,
+        "timeout_s": asked.timeout_s,
+        "on_event": on_event,
+        "cancelled": cancelled,
+    }
 
 
 def find_or_make(

@@ -21,7 +21,7 @@ from cuda_agent import judge
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CompileError, NoInputs, WorkloadError
-from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source, run_of
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
@@ -91,11 +91,7 @@ def verify(
             request.kernel or _changed(before, after),
             build,
             opened.info.kind,
-            args=request.args,
-            run_command=request.run_command,
-            timeout_s=request.timeout_s,
-            on_event=on_event,
-            cancelled=cancelled,
+            **run_of(request, on_event, cancelled),
         )
         kernel = before.kernel(workload.kernel)
         candidate = Candidate(
