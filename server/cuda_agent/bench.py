@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from cuda_agent.device import jobs, open_device
 from cuda_agent.errors import DeviceError
-from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
+from cuda_agent.inputs import Run, find_or_make, read_source
 from cuda_agent.judge import statistics
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
@@ -23,12 +22,8 @@ def bench(
     kernel: str | None,
     device: str,
     *,
-    args: tuple[str, ...] = (),
-    run_command: tuple[str, ...] | None = None,
-    timeout_s: float = RUN_TIMEOUT_S,
     text: str | None = None,
-    on_event: Callable[[Mapping[str, Any]], None] | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    **run: Unpack[Run],
 ) -> dict[str, Any]:
     """One row for each captured launch; `text` is the editor's where it differs from the file. DeviceError on the
     emulator: it does not measure time."""
@@ -38,18 +33,7 @@ def bench(
     with open_device(device) as dev:
         if dev.info.kind == "emulator":
             raise DeviceError("the emulator does not measure time: run bench on a machine with a GPU (--device cuda:0)")
-        workload = find_or_make(
-            path,
-            module,
-            kernel,
-            build,
-            dev.info.kind,
-            args=args,
-            run_command=run_command,
-            timeout_s=timeout_s,
-            on_event=on_event,
-            cancelled=cancelled,
-        )
+        workload = find_or_make(path, module, kernel, build, dev.info.kind, **run)
         binary = dev.compile(build, text)
         rows = []
         for launch in workload.launches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run, capture
 from cuda_agent.errors import NoInputs, SourceError
@@ -17,21 +17,47 @@ from cuda_agent.model import Build, Workload
 from cuda_agent.source import joined
 from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain.names import without_template
-from cuda_agent.workload import bundle, spec, synthesize
-from cuda_agent.workload.own import is_specialised, own
+from cuda_agent.workload import spec, synthesize
+from cuda_agent.workload.own import find, is_specialised
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 RUN_TIMEOUT_S = 600.0  # a run of the person's program for its inputs; a kernel that never ends must not hold us up
 
 
-class Run(TypedDict, total=False):
-    """How the person's program is run, where it must be: what `find_or_make_all` takes by name."""
+class Program(TypedDict, total=False):
+    """How the person's program is run, where it must be."""
 
     args: tuple[str, ...]
     run_command: tuple[str, ...] | None
     timeout_s: float
+
+
+class Run(Program, total=False):
+    """One such run: what `find_or_make_all` takes by name."""
+
     on_event: OnEvent | None
     cancelled: Callable[[], bool] | None
+
+
+class Asked(Protocol):
+    """A request that says how the program is run."""
+
+    @property
+    def args(self) -> tuple[str, ...]: ...
+    @property
+    def run_command(self) -> tuple[str, ...] | None: ...
+    @property
+    def timeout_s(self) -> float: ...
+
+
+def run_of(asked: Asked, on_event: OnEvent | None, cancelled: Callable[[], bool] | None) -> Run:
+    return {
+        "args": asked.args,
+        "run_command": asked.run_command,
+        "timeout_s": asked.timeout_s,
+        "on_event": on_event,
+        "cancelled": cancelled,
+    }
 
 
 def find_or_make(
@@ -66,13 +92,7 @@ def find_or_make_all(
     found = [] if fresh else _earlier(path, module, names)
     if found:
         return found
-    options = CaptureOptions(
-        device="emulator" if device_kind == "emulator" else "cuda",
-        kernel="|".join(rf"\b{re.escape(without_template(name).split('::')[-1])}\b" for name in names),
-        timeout=timeout_s,
-        # Which of a template's instantiations comes last is not known, and a specialisation has a text of its own.
-        stop=False if any(is_specialised(module, name) for name in names) else None,
-    )
+    options = capture_options("emulator" if device_kind == "emulator" else "cuda", module, names, timeout_s)
     if run_command is not None:
         capture(list(run_command), path.parent, options, on_event=on_event, cancelled=cancelled)
     elif module.has_main:
@@ -94,6 +114,20 @@ def find_or_make_all(
     raise NoInputs(f"no kernel of {path.name} has inputs: run `cuda-agent capture -- <your run command>` first")
 
 
+def capture_options(
+    device: str, module: Module, kernels: Sequence[str], timeout_s: float | None = None
+) -> CaptureOptions:
+    """A capture of these kernels of a file alone; of all kernels where none is named."""
+    plain = (without_template(name.partition("@")[0]).split("::")[-1] for name in kernels)
+    return CaptureOptions(
+        device=device,
+        kernel="|".join(rf"\b{re.escape(name)}\b" for name in plain) or None,
+        timeout=timeout_s,
+        # Which of a template's instantiations comes last is not known, and a specialisation has a text of its own.
+        stop=False if any(is_specialised(module, name) for name in kernels) else None,
+    )
+
+
 def read_source(path: Path) -> str:
     """The file's text. SourceError says why it cannot be read."""
     try:
@@ -108,8 +142,7 @@ def _earlier(path: Path, module: Module, kernels: Sequence[str]) -> list[Workloa
     toml = path.parent / "kernels.toml"
     found = []
     for name in kernels:
-        workload = bundle.find(path, without_template(name))
-        workload = own(workload, module, name) if workload is not None else None
+        workload = find(path, module, name)
         if workload is None and toml.is_file():
             workload = spec.load(toml, module, module.kernel(name))
         if workload is not None:

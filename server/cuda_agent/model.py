@@ -231,6 +231,16 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """The shape of one launch or of several: grid and block, dynamic shared bytes."""
+
+    mangled: str
+    grid: Dim3
+    block: Dim3
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """The launches of one kernel that a verdict is about."""
 
@@ -245,6 +255,7 @@ class Workload:
     tolerance: Mapping[str, float] = field(default_factory=dict)  # from kernels.toml, by parameter name
     seen: int = 0  # launches of the kernel in the captured run, the recorded ones among them; 0: not known
     varied: frozenset[int] | None = None  # positions of parameters that differed between launches seen; None: not known
+    shapes: frozenset[Launched] | None = None  # of the launches seen (of at most 1024 shapes); None: not known
     ended: bool = False  # the program did not come to its own end: it may have launches that were not seen
 
 

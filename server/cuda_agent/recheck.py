@@ -21,9 +21,11 @@ from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.evidence import candidate_from_json, schema, to_json
 from cuda_agent.model import Build, Candidate, LaunchMap, Workload
 from cuda_agent.source import edits, joined
+from cuda_agent.source.documents import Document
+from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
 from cuda_agent.toolchain.launchers import with_launches
-from cuda_agent.workload import bundle
+from cuda_agent.workload import bundle, own
 
 Json = dict[str, Any]
 TIMING_GATES = frozenset({"G8", "G9", "G10", "G11", "G12"})
@@ -72,7 +74,7 @@ def recheck(
     sentence = _no_longer_fits(candidate, build, " and ".join(changed))
     if candidate is None or sentence:
         return Recheck(False, sentence, then | {"again": _again(then, False, sentence, differs)})
-    workload = bundle_of(made, candidate.kernel, file, request.inputs)
+    workload = bundle_of(made, candidate, file, request.inputs)
     options = record.options_from_json(made["options"])
     if request.timeout_s:
         options = replace(options, deadline_s=request.timeout_s, program_timeout_s=request.timeout_s)
@@ -182,13 +184,15 @@ def _with_texts(recorded: Candidate, original: str, text: str) -> Candidate:
     )
 
 
-def bundle_of(made: Json, kernel: str, file: Path, given: Path | None) -> Workload:
-    """The bundle where the record says, or where it was moved. Raises NoInputs when it is gone or in part."""
+def bundle_of(made: Json, candidate: Candidate, file: Path, given: Path | None) -> Workload:
+    """The launches of the candidate's kernel in the bundle where the record says, or where it was moved. Raises
+    NoInputs when they are gone or in part."""
+    module = parse_module(Document(str(file), candidate.original))
     folder = given or _project(file, made["file"]) / made["bundle"]["path"]
     try:
-        workload = bundle.load(folder)
+        workload = own.load(folder, module, candidate.kernel)
     except WorkloadError as error:
-        found = None if given else bundle.find(file, kernel)
+        found = None if given else own.find(file, module, candidate.kernel)
         if found is None:
             raise NoInputs(f"the inputs of this evidence are not there ({error}): say where with --inputs") from error
         workload = found

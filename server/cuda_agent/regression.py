@@ -90,7 +90,7 @@ def export(request: ExportRequest, *, cancelled: Callable[[], bool] | None = Non
         raise UsageError(f"{request.into} is not empty: name a new folder")
     file = find_source(request.evidence, made["file"], request.source)
     _must_hold(file, candidate)
-    workload = bundle_of(made, candidate.kernel, file, request.inputs)
+    workload = bundle_of(made, candidate, file, request.inputs)
     try:
         with open_device(device_of(request.device, made)) as device:
             options = record.options_from_json(made["options"])

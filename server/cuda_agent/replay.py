@@ -31,7 +31,7 @@ from cuda_agent.recheck import find_source, missing
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
-from cuda_agent.workload import bundle, spec, synthesize
+from cuda_agent.workload import own, spec, synthesize
 
 PATIENCE = 10.0  # a slower machine, or a busier one, is no other verdict
 
@@ -149,12 +149,12 @@ class _Again:
                 yield path, False
             return
         file = opened(Request(path))
-        own = sha256(file.text) == self.start["text_sha256"]
-        if not own:
+        same = sha256(file.text) == self.start["text_sha256"]
+        if not same:
             self.differs.append(f"{name} was changed since: the recorded text is taken")
         if flags_sha256(file.build) != self.start["flags_sha256"]:
             self.differs.append("the compiler's flags are others")
-        yield path, own
+        yield path, same
 
     def _workload(self, path: Path) -> Workload:
         """The recorded inputs where they are found, else others of the kernel."""
@@ -173,12 +173,12 @@ class _Again:
 
     def _workloads(self, path: Path) -> Iterator[Workload]:
         kernel = self.start["kernel"]
-        if self.request.inputs is not None:
-            yield bundle.load(self.request.inputs, kernel)
-            return
         module = parse_module(Document(str(path), self.start["text"]))
+        if self.request.inputs is not None:
+            yield own.load(self.request.inputs, module, kernel)
+            return
         for place in dict.fromkeys((path, Path.cwd() / path.name)):
-            if (captured := bundle.find(place, kernel)) is not None:
+            if (captured := own.find(place, module, kernel)) is not None:
                 yield captured
         toml = path.parent / "kernels.toml"
         if toml.is_file() and (written := spec.load(toml, module, module.kernel(kernel))) is not None:

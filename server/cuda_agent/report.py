@@ -23,6 +23,7 @@ from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain import build as builds
 from cuda_agent.toolchain import compile as compiler
 from cuda_agent.toolchain import names, nvcc, sandbox
+from cuda_agent.workload import own
 
 if TYPE_CHECKING:
     from cuda_agent.agent.program import Together
@@ -42,18 +43,18 @@ def file_facts(path: Path, kernel: str | None, arch: str | None, text: str | Non
     CompileError, ToolMissing."""
     text = read_source(path) if text is None else text
     module = parse_module(Document(str(path), text))
-    wanted = module.kernel(kernel).qualified_name if kernel else None
+    wanted = module.kernel(kernel).id if kernel else None
     build = builds.find_build(path)
     target = arch or target_arch(build)
     binary = compiler.compile(build, text, target)
     limits = occupancy.limits(target)
-    rows, own = [], {one.qualified_name for one in module.kernels}
+    rows = []
     for facts in binary.kernels.values():
-        name = names.kernel_name(facts.mangled)
-        if (wanted is not None and name != wanted) or (build.through is not None and name not in own):
+        name = own.kernel_of(module, facts.mangled)
+        if (wanted is not None and name != wanted) or (build.through is not None and name is None):
             continue
         row = asdict(facts)
-        row["kernel"] = name
+        row["kernel"] = name or names.kernel_name(facts.mangled)
         row["occupancy"] = asdict(occupancy.occupancy(limits, facts.registers, facts.shared_bytes, 256))
         rows.append(row)
     return {

@@ -21,7 +21,7 @@ from cuda_agent import judge
 from cuda_agent.capture import CaptureOptions, NothingCaptured, build_and_run
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CompileError, NoInputs, WorkloadError
-from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source
+from cuda_agent.inputs import RUN_TIMEOUT_S, find_or_make, read_source, run_of
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
@@ -35,7 +35,7 @@ from cuda_agent.source.symbols import Module
 from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
 from cuda_agent.toolchain.launchers import with_launches
-from cuda_agent.workload import bundle, launch_map
+from cuda_agent.workload import launch_map, own
 from cuda_agent.workload.launch_map import Shape
 
 
@@ -91,11 +91,7 @@ def verify(
             request.kernel or _changed(before, after),
             build,
             opened.info.kind,
-            args=request.args,
-            run_command=request.run_command,
-            timeout_s=request.timeout_s,
-            on_event=on_event,
-            cancelled=cancelled,
+            **run_of(request, on_event, cancelled),
         )
         kernel = before.kernel(workload.kernel)
         candidate = Candidate(
@@ -227,7 +223,7 @@ def _own_shapes(
     shapes: list[Shape] = []
 
     def follow(event: Mapping[str, Any]) -> None:
-        if event.get("type") == "launch" and bundle.same_kernel(str(event["kernel"]), workload.kernel):
+        if event.get("type") == "launch" and own.kernel_of(case.module, str(event["mangled"])) == kernel.id:
             grid, block = event["grid"], event["block"]
             shapes.append(Shape((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), int(event["shared"])))
         say(event)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from cuda_agent.agent.policies import State, Step
 from cuda_agent.agent.tools import Desk, looking, result
 from cuda_agent.errors import RuleRefused
-from cuda_agent.rewrite import candidates, labels_of, refusals
+from cuda_agent.rewrite import Context, candidates, labels_of, refusals
 
 FAILURES = 3  # told in full, the last ones
 IDEAS = 20  # named, the last ones
+SHAPES = 8  # of launches that were not recorded, named
 
 
 def briefing(desk: Desk) -> str:
@@ -25,7 +26,7 @@ def _parts(desk: Desk) -> Iterator[str]:
     name = original.module.kernel(original.kernel.id).name
     changed = "" if desk.untouched else " (changed already; its result is below)"
     yield f"Make the kernel `{name}` faster.{changed}\n```cuda\n{looking.clipped(looking.kernel(desk))}\n```"
-    yield f"Captured launches: {', '.join(dict.fromkeys(s.text() for s in original.shapes)) or 'not known'}."
+    yield _launches(original)
     if original.facts is not None:
         yield looking.facts(desk, {}) if desk.untouched else ""
     if state.limit is not None:
@@ -33,6 +34,16 @@ def _parts(desk: Desk) -> Iterator[str]:
     yield _rules(desk)
     yield _tried(state)
     yield _left(state)
+
+
+def _launches(context: Context) -> str:
+    recorded = list(dict.fromkeys(shape.text() for shape in context.shapes))
+    said = f"Captured launches: {', '.join(recorded) or 'not known'}."
+    others = [text for text in dict.fromkeys(shape.text() for shape in context.launched) if text not in recorded]
+    if not others:
+        return said
+    more = ", …" if len(others) > SHAPES else ""
+    return f"{said} Also launched, not recorded, and to stay right: {', '.join(others[:SHAPES])}{more}."
 
 
 def _rules(desk: Desk) -> str:

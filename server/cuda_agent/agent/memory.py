@@ -142,10 +142,13 @@ def inputs(workload: Workload, after: bool = True) -> tuple[object, ...]:
 
 
 def _varied(workload: Workload) -> object:
-    """What is known of the scalars of launches that are not in the workload; pointers change from run to run."""
+    """What is known of the scalars and shapes of launches that are not in the workload; pointers change from run to
+    run."""
     first = workload.launches[0].args if workload.launches else ()
     scalars = {i for i, arg in enumerate(first) if not arg.pointers}
-    return workload.varied is not None and sorted(workload.varied & scalars), workload.ended
+    varied = workload.varied is not None and sorted(workload.varied & scalars)
+    shapes = sorted({(*one.grid, *one.block, one.shared) for one in workload.shapes or ()})
+    return varied, shapes, workload.ended
 
 
 def _plain(arg: Arg) -> bytes:

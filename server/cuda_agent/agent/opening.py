@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cuda_agent.agent.request import OnEvent, Request
 from cuda_agent.device import Device, open_device
-from cuda_agent.inputs import Run, find_or_make, find_or_make_all, read_source
+from cuda_agent.inputs import find_or_make, find_or_make_all, read_source, run_of
 from cuda_agent.model import Build, Workload
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module
@@ -31,23 +31,14 @@ class Opened:
 
     def workload(self, kind: str, on_event: OnEvent | None, cancelled: Callable[[], bool] | None) -> Workload:
         """The inputs of the request's kernel, or of the first that has some. Raises as `inputs.find_or_make`."""
-        asked, run = self.request, self._run(on_event, cancelled)
+        asked = self.request
+        run = run_of(asked, on_event, cancelled)
         return find_or_make(asked.path, self.module, asked.kernel, self.build, kind, **run)
 
     def workloads(self, kind: str, on_event: OnEvent | None, cancelled: Callable[[], bool] | None) -> list[Workload]:
         """The inputs of every kernel of the file that has some. Raises as `inputs.find_or_make_all`."""
-        run = self._run(on_event, cancelled)
+        run = run_of(self.request, on_event, cancelled)
         return find_or_make_all(self.request.path, self.module, self.build, kind, **run)
-
-    def _run(self, on_event: OnEvent | None, cancelled: Callable[[], bool] | None) -> Run:
-        asked = self.request
-        return {
-            "args": asked.args,
-            "run_command": asked.run_command,
-            "timeout_s": asked.timeout_s,
-            "on_event": on_event,
-            "cancelled": cancelled,
-        }
 
 
 def opened(request: Request) -> Opened:

@@ -20,8 +20,10 @@ from cuda_agent.errors import Cancelled, CompileError, CudaAgentError
 from cuda_agent.judge.case import Case
 from cuda_agent.model import Build, Candidate, Edit, Verdict, Workload
 from cuda_agent.source import edits
-from cuda_agent.toolchain import names
+from cuda_agent.source.documents import Document
+from cuda_agent.source.symbols import module as parse_module
 from cuda_agent.toolchain.build import find_build
+from cuda_agent.workload import own
 
 LITTLE = 0.01  # of the program's kernel time: such a kernel is not searched unless asked for
 
@@ -202,4 +204,7 @@ def _machine_code(outcome: Outcome) -> list[tuple[str, str]]:
     """The judged kernel's instantiations with the hash of their instructions."""
     record = outcome.verdict.record.get("candidate") if outcome.verdict else None
     sass = (record or {}).get("sass") or {}
-    return [(name, value) for name, value in sass.items() if names.kernel_name(name) == outcome.kernel]
+    if outcome.candidate is None:
+        return []
+    module = parse_module(Document("", outcome.candidate.text))
+    return [(name, value) for name, value in sass.items() if own.kernel_of(module, name) == outcome.kernel]

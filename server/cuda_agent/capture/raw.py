@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda_agent.capture.report import KernelSummary
 from cuda_agent.errors import CaptureError
-from cuda_agent.model import Arg, Buffer, Dim3, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Dim3, Launch, Launched, Pointer, Workload
 from cuda_agent.toolchain import names
 from cuda_agent.workload import bundle
 
@@ -46,6 +46,7 @@ class Follower:
     wanted: dict[str, bool] = field(default_factory=dict)  # by mangled name
     changed: dict[str, set[int] | None] = field(default_factory=dict)  # parameters, by mangled name; None: not told
     first: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)  # parameters of each process's first launch
+    shapes: dict[str, set[Launched]] = field(default_factory=dict)  # of all launches, by kernel
     notes: list[str] = field(default_factory=list)
     stopped: bool = False
     _at: int = 0
@@ -81,6 +82,7 @@ class Follower:
             self.seen[key] = max(self.seen.get(key, 0), int(entry["seen"]))
             self.wanted[str(entry["mangled"])] = bool(entry["wanted"])
             self._take_parameters(str(entry["mangled"]), entry)
+            self._take_shapes(str(entry["mangled"]), entry["shapes"])
         elif "dropped" in entry:
             self.launches.pop((int(entry["pid"]), int(entry["dropped"])), None)
         else:
@@ -98,6 +100,10 @@ class Follower:
             changed.update(entry["varied"])
         if "first" in entry:
             self.first.setdefault(mangled, set()).add(tuple(entry["first"]))
+
+    def _take_shapes(self, mangled: str, shapes: Sequence[Sequence[int]]) -> None:
+        known = self.shapes.setdefault(names.kernel_name(mangled), set())
+        known.update(Launched(mangled, _dim3(one[:3]), _dim3(one[3:6]), int(one[6])) for one in shapes)
 
     def varied(self) -> dict[str, frozenset[int] | None]:
         """By kernel: positions of the parameters whose bytes were not the same in all launches, instantiations and
@@ -205,6 +211,7 @@ def convert(
             environment=dict(environment),
             seen=seen[kernel],
             varied=varied.get(kernel),
+            shapes=frozenset(follower.shapes.get(kernel, ())),
             ended=ended,
         )
         saved = bundle.save(folder, workload)

@@ -12,8 +12,8 @@ from cuda_agent.errors import CaptureError
 from cuda_agent.model import Dim3
 
 Event = Mapping[str, Any]
-"""`type` says which: `launch` {kernel, demangled, grid, block, shared, bytes, skipped}, `output` {text}, `note` {text},
-`seen` {kernel, seen}, `bundle` {kernel, path, launches}."""
+"""`type` says which: `launch` {kernel, mangled, demangled, grid, block, shared, bytes, skipped}, `output` {text},
+`note` {text}, `seen` {kernel, seen}, `bundle` {kernel, path, launches}."""
 OnEvent = Callable[[Event], None]
 Cancelled = Callable[[], bool]
 

@@ -267,6 +267,7 @@ class Session:
                     {
                         "type": "launch",
                         "kernel": launch.kernel,
+                        "mangled": launch.data["mangled"],
                         "demangled": launch.data["demangled"],
                         "grid": launch.data["grid"],
                         "block": launch.data["block"],

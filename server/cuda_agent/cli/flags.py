@@ -6,12 +6,13 @@ import argparse
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cuda_agent import config
 from cuda_agent.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
+    from cuda_agent.inputs import Program
     from cuda_agent.judge import JudgeOptions
 
 # A person who waits at a terminal lets a search take longer than one who edits meanwhile.
@@ -116,16 +117,18 @@ def settle(arguments: argparse.Namespace) -> None:
             setattr(arguments, name, value)
 
 
-def program(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How the program is run for inputs: `args`, `run_command`, `timeout_s`. Raises UsageError."""
+def program(arguments: argparse.Namespace) -> Program:
+    """How the program is run for inputs. Raises UsageError."""
     try:
         args, run = shlex.split(arguments.args or ""), shlex.split(arguments.run or "")
     except ValueError as error:
         raise UsageError(f"--args and --run are split like a shell does it: {error}") from error
     if run and args:
         raise UsageError("--run is the whole command: put the arguments there and leave --args out")
-    command: dict[str, Any] = {"args": tuple(args), "run_command": tuple(run) or None}
-    return command | ({"timeout_s": arguments.timeout} if arguments.timeout else {})
+    found: Program = {"args": tuple(args), "run_command": tuple(run) or None}
+    if arguments.timeout:
+        found["timeout_s"] = arguments.timeout
+    return found
 
 
 def judge_options(arguments: argparse.Namespace) -> JudgeOptions:

@@ -21,9 +21,8 @@ from cuda_agent.rewrite.rule import Context
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.toolchain import compile as compiler
-from cuda_agent.toolchain import names
 from cuda_agent.toolchain.build import find_build
-from cuda_agent.workload import bundle
+from cuda_agent.workload import own
 
 
 def file_facts(ask: FactsOf) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def file_facts(ask: FactsOf) -> dict[str, Any]:
     kernels = {
         kernel.id: described(parsed, kernel, instances, arch, ask.path)
         for kernel in parsed.kernels
-        if (instances := _instances(kernel, binary))
+        if (instances := _instances(parsed, kernel, binary))
     }
     return {"version": ask.version, "arch": arch, "compiler": binary.compiler, "kernels": kernels, "problem": None}
 
@@ -52,9 +51,9 @@ def _first_error(refused: CompileError) -> str:
     return str(refused)
 
 
-def _instances(kernel: Kernel, binary: Binary) -> list[Facts]:
-    """A template has one Facts an instantiation; a kernel nothing instantiates has none."""
-    return [f for f in binary.kernels.values() if names.kernel_name(f.mangled) == kernel.qualified_name]
+def _instances(parsed: Module, kernel: Kernel, binary: Binary) -> list[Facts]:
+    """A template has one Facts an instantiation of its own text; a kernel nothing instantiates has none."""
+    return [f for f in binary.kernels.values() if own.kernel_of(parsed, f.mangled) == kernel.id]
 
 
 def described(parsed: Module, kernel: Kernel, instances: Sequence[Facts], arch: str, path: str) -> Mapping[str, Any]:
@@ -104,7 +103,7 @@ def _of_launches(parsed: Module, kernel: Kernel, facts: Facts, sm: Limits, path:
             line = parsed.line(site.span.start)
             found += [replace(sentence, line=line) for sentence in sentences.of_launch(problems)]
             shapes[block[0] * block[1] * block[2], dynamic[0]] = None
-    workload = _captured(kernel, path)
+    workload = _captured(parsed, kernel, path)
     for item in workload.launches if workload is not None else ():
         shapes[item.block[0] * item.block[1] * item.block[2], item.shared] = None
     if not shapes and most:
@@ -119,7 +118,7 @@ def _of_launches(parsed: Module, kernel: Kernel, facts: Facts, sm: Limits, path:
 
 def _of_capture(facts: Facts, kernel: Kernel, parsed: Module, arch: str, path: Path) -> list[sentences.Sentence]:
     """What limits the kernel on its captured inputs: as a search found it, else as far as their sizes tell."""
-    workload = _captured(kernel, path)
+    workload = _captured(parsed, kernel, path)
     if workload is None or not workload.launches:
         return []
     found = limiter.remembered(parsed.kernel_hash(kernel), workload)
@@ -134,8 +133,8 @@ def _of_capture(facts: Facts, kernel: Kernel, parsed: Module, arch: str, path: P
     return [sentences.Sentence("occupancy", limits.sentence(found))] if found is not None else []
 
 
-def _captured(kernel: Kernel, path: Path) -> Workload | None:
+def _captured(parsed: Module, kernel: Kernel, path: Path) -> Workload | None:
     try:
-        return bundle.find(path, kernel.id)
+        return own.find(path, parsed, kernel.id)
     except WorkloadError:  # a broken capture is reported by the job that needs it
         return None

@@ -17,6 +17,7 @@ from cuda_agent.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
     from cuda_agent.agent.request import Outcome
+    from cuda_agent.source.symbols import Module
 
 Task = Callable[[Any, Report], Any]
 
@@ -73,14 +74,12 @@ def search(ask: Optimize, report: Report) -> Outcome:
 
 def capture(ask: Capture, report: Report) -> Any:
     from cuda_agent.capture import build_and_run
-    from cuda_agent.source.documents import Document
-    from cuda_agent.source.symbols import module
     from cuda_agent.toolchain.build import find_build
 
     path, arguments = Path(ask.path), ask.settings.program_arguments
     if ask.settings.run_command:
         done = _run_capture(ask, report)
-    elif module(Document(ask.path, ask.text)).has_main:
+    elif _module(ask).has_main:
         done = build_and_run(
             path,
             arguments,
@@ -103,14 +102,13 @@ def verify(ask: Verify, report: Report) -> Any:
     from cuda_agent.inputs import find_or_make
     from cuda_agent.model import Candidate, LaunchMap
     from cuda_agent.source import joined
-    from cuda_agent.source.documents import Document, text_id
+    from cuda_agent.source.documents import text_id
     from cuda_agent.source.edits import minimal, unified_diff
-    from cuda_agent.source.symbols import module
     from cuda_agent.toolchain.build import find_build
 
     path = Path(ask.path)
     arguments = settled(ask, report)
-    parsed, build = module(Document(ask.path, ask.text)), find_build(path)
+    parsed, build = _module(ask), find_build(path)
     forward = on_event(report)
     with open_device(ask.settings.device) as device:
         kind = device.info.kind
@@ -178,10 +176,16 @@ def _say(report: Report, event: Mapping[str, Any], best: str | None, kept: Mappi
 
 
 def _capture_options(ask: Capture | Optimize | Verify) -> Any:
-    from cuda_agent.capture import CaptureOptions
+    from cuda_agent.inputs import capture_options
 
-    pattern = rf"\b{ask.kernel.split('::')[-1].partition('@')[0]}\b" if ask.kernel else None
-    return CaptureOptions(device=ask.settings.device, kernel=pattern)
+    return capture_options(ask.settings.device, _module(ask), [ask.kernel] if ask.kernel else [])
+
+
+def _module(ask: Capture | Optimize | Verify) -> Module:
+    from cuda_agent.source.documents import Document
+    from cuda_agent.source.symbols import module
+
+    return module(Document(ask.path, ask.text))
 
 
 def _run_capture(ask: Capture | Optimize | Verify, report: Report) -> Any:
@@ -212,11 +216,11 @@ def _with_launches(ask: Capture | Optimize | Verify) -> str:
 def settled(ask: Optimize | Verify, report: Report) -> tuple[str, ...]:
     """With a run command and no earlier capture: capture now, from the project's folder; the rest then finds it.
     Returns the arguments for the file's own program, which is not run then."""
-    from cuda_agent.workload import bundle
+    from cuda_agent.workload import own
 
     if not ask.settings.run_command:
         return ask.settings.program_arguments
-    if bundle.find(Path(ask.path), ask.kernel) is None:
+    if own.find(Path(ask.path), _module(ask), ask.kernel) is None:
         report.progress(1, "capturing inputs with the run command")
         _run_capture(ask, report)
     return ()

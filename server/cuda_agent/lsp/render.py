@@ -29,15 +29,30 @@ def code(text: str) -> str:
 
 def text_title(module: Module, kernel: Kernel) -> str:
     """What the text alone says: launches, shared arrays, launch bounds."""
-    launches = module.launches_of(kernel)
-    parts = [plural(len(launches), "launch") + " in this file"]
+    launches, how = _launches(module, kernel)
+    parts = [plural(len(launches), "launch") + f" in this file{how}"]
     if len(launches) == 1:
-        parts = [f"launched as <<<{launches[0].grid}, {launches[0].block}>>>"]
+        parts = [f"launched{how} as <<<{launches[0].grid}, {launches[0].block}>>>"]
     if kernel.shared:
         parts.append(plural(len(kernel.shared), "shared array"))
     if kernel.launch_bounds:
         parts.append(f"bounds {', '.join(kernel.launch_bounds)}")
     return " · ".join(" ".join(part.split()) for part in parts)
+
+
+def _launches(module: Module, kernel: Kernel) -> tuple[tuple[LaunchSite, ...], str]:
+    """The launches, and in which way they are the kernel's: an explicit specialisation is mostly launched by its
+    template's name, with arguments that the text does not tell."""
+    launches, template = module.launches_of(kernel), module.template_of(kernel)
+    if launches or template is None:
+        return launches, ""
+    return module.launches_of(template), " with its template"
+
+
+def short_name(kernel: Kernel) -> str:
+    """The name without its namespaces, with the arguments of an explicit specialisation."""
+    name, special, arguments = kernel.qualified_name.partition("<")
+    return name.rpartition("::")[2] + special + arguments
 
 
 def facts_title(module: Module, kernel: Kernel, facts: KernelFacts | None) -> str:
@@ -157,8 +172,9 @@ def text_facts(module: Module, kernel: Kernel) -> str:
         parts.append("shared: " + ", ".join(code(shared_text(array)) for array in kernel.shared))
     bounds = ", ".join(kernel.launch_bounds) if kernel.launch_bounds else ""
     parts.append(f"`__launch_bounds__({bounds})`" if bounds else "no `__launch_bounds__`")
-    launches = [code(f"<<<{site.grid}, {site.block}>>>") for site in module.launches_of(kernel)]
-    parts.append(f"launched as {', '.join(launches)}" if launches else "no launch in this file")
+    sites, how = _launches(module, kernel)
+    launches = [code(f"<<<{site.grid}, {site.block}>>>") for site in sites]
+    parts.append(f"launched{how} as {', '.join(launches)}" if launches else "no launch in this file")
     return "; ".join(parts)
 
 

@@ -20,7 +20,7 @@ from cuda_agent.mcp import results
 from cuda_agent.model import Candidate, Verdict
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module
-from cuda_agent.workload import bundle
+from cuda_agent.workload import own
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def optimise(ask: Ask, report: Report) -> Any:
     from cuda_agent.report import outcome_json
 
     kernel, settings = _one_kernel(ask), ask.settings
-    if bundle.find(Path(ask.path), kernel) is not None:  # the program is not run again
+    if _captured(ask, kernel):  # the program is not run again
         settings = replace(settings, run_command="", arguments="")
     found = tasks.search(Optimize(ask.path, ask.text, kernel, settings), report)
     return _answer(results.outcome(outcome_json(found, [found])), found.candidate, found.verdict, found.diff)
@@ -132,8 +132,12 @@ def _one_kernel(ask: Ask) -> str:
     return kernel
 
 
+def _captured(ask: Ask, kernel: str) -> bool:
+    return own.find(Path(ask.path), module(Document(ask.path, ask.text)), kernel) is not None
+
+
 def _arguments(ask: Ask, kernel: str | None, report: Report) -> tuple[str, ...]:
     """Arguments for the file's own program, where it has to be run; none where inputs were captured before."""
-    if kernel is not None and bundle.find(Path(ask.path), kernel) is not None:
+    if kernel is not None and _captured(ask, kernel):
         return ()
     return tasks.settled(Optimize(ask.path, ask.text, kernel or "", ask.settings), report)

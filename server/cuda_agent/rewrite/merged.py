@@ -35,8 +35,8 @@ _BRACKETS = ("subscript_argument_list", "argument_list", "parenthesized_expressi
 
 
 def block_of(context: Context) -> tuple[int, int, int] | None:
-    """The block that all recorded launches have."""
-    blocks = {(n["blockDim.x"], n["blockDim.y"], n["blockDim.z"]) for n in context.numbers}
+    """The block that all launches have."""
+    blocks = {shape.block for shape in context.launched}
     return blocks.pop() if len(blocks) == 1 else None
 
 

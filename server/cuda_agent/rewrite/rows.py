@@ -78,7 +78,7 @@ class Rows:
             whole if whole.startswith("(") and whole.endswith(")") and syntax.balanced(whole[1:-1]) else f"({whole})"
         )
         lanes = self.group.lanes
-        wraps = any(s.blocks * s.threads * lanes >= 1 << 32 for s in context.shapes)
+        wraps = any(s.blocks * s.threads * lanes >= 1 << 32 for s in context.launched)
         apart = f"blockIdx.x * (blockDim.x / {lanes}) + threadIdx.x / {lanes}"
         edits.append(Edit(value, apart if wraps else f"{opened} / {lanes}"))
         lines = [f"const int {self.lane} = threadIdx.x % {self.group.lanes};"]

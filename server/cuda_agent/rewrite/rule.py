@@ -27,6 +27,7 @@ from cuda_agent.model import (
     Edit,
     Facts,
     Kernel,
+    Launched,
     LaunchMap,
     LaunchSite,
     NumericClass,
@@ -128,6 +129,19 @@ class Context:
         mapping = self.base.launch if self.base else LaunchMap()
         return tuple(launch_map.apply(mapping, x.grid, x.block, x.shared) for x in self.workload.launches)
 
+    @cached_property
+    def unrecorded(self) -> tuple[Launched, ...]:
+        """The shapes, in this text, of launches that were seen and that no recorded launch has."""
+        if self.workload is None:
+            return ()
+        return launch_map.unrecorded(self.workload, self.base.launch if self.base else LaunchMap())
+
+    @cached_property
+    def launched(self) -> tuple[Shape, ...]:
+        """The shapes of all launches that were seen, the recorded ones first: what must hold for a rewrite holds for
+        these. What it may gain is better asked of `shapes`, by which it is timed."""
+        return (*self.shapes, *(Shape(x.grid, x.block, x.shared) for x in self.unrecorded))
+
     def slice(self, span: Span) -> str:
         return self.module.document.data[span.start : span.end].decode("utf-8", "surrogateescape")
 
@@ -210,6 +224,13 @@ class Context:
     def numbers(self) -> list[dict[str, int]]:
         """Per captured launch: blockDim and gridDim of this text and the integer arguments, by name."""
         return trips.bindings(self, self.workload, self.shapes)
+
+    @cached_property
+    def launched_numbers(self) -> list[dict[str, int]]:
+        """As `numbers` for each of `launched`: of launches that were not recorded the arguments that never changed."""
+        recorded = self.numbers
+        steady = {n: v for n, v in recorded[0].items() if "." not in n and n not in self.varied} if recorded else {}
+        return recorded + [steady | trips.extents(shape) for shape in self.launched[len(recorded) :]]
 
     def aligned(self, parameter: str, nbytes: int) -> bool:
         """Every captured pointer of this parameter is aligned to `nbytes` (allocations themselves are to 256)."""

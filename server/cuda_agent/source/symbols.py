@@ -96,6 +96,13 @@ class Module:
         """Launch sites that mean this kernel (see resolve.py)."""
         return self._launches_by_kernel.get(kernel.span, ())
 
+    def template_of(self, kernel: Kernel) -> Kernel | None:
+        """The template that `kernel` is an explicit specialisation of; None for other kernels. A launch of the template
+        with arguments that the text does not tell may start either."""
+        name, special, _ = kernel.qualified_name.partition("<")
+        templates = (one for one in self.kernels if special and one.qualified_name == name)
+        return next(templates, None)
+
     @cached_property
     def _launches_by_kernel(self) -> dict[Span, tuple[LaunchSite, ...]]:
         result: dict[Span, tuple[LaunchSite, ...]] = {}

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import zstandard
 
 from cuda_agent.errors import WorkloadError
-from cuda_agent.model import Arg, Buffer, Dim3, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Dim3, Launch, Launched, Pointer, Workload
 from cuda_agent.paths import project_folders
 from cuda_agent.toolchain import names
 from cuda_agent.workload import elements
@@ -240,9 +240,26 @@ def to_json(workload: Workload) -> dict[str, Any]:
         "tolerance": dict(workload.tolerance),
         "seen": workload.seen,
         "varied": None if workload.varied is None else sorted(workload.varied),
+        "shapes": None if workload.shapes is None else _shapes_to_json(workload.shapes),
         "ended": workload.ended,
         "launches": [_launch_to_json(launch) for launch in workload.launches],
     }
+
+
+def _shapes_to_json(shapes: Iterable[Launched]) -> dict[str, list[list[int]]]:
+    """By mangled name: grid, block, dynamic shared bytes."""
+    found: dict[str, list[list[int]]] = {}
+    for one in shapes:
+        found.setdefault(one.mangled, []).append([*one.grid, *one.block, one.shared])
+    return {mangled: sorted(found[mangled]) for mangled in sorted(found)}
+
+
+def _shapes_from_json(data: Mapping[str, Any]) -> frozenset[Launched]:
+    return frozenset(
+        Launched(str(mangled), _dim3(one[:3]), _dim3(one[3:6]), int(one[6]))
+        for mangled, all_ in data.items()
+        for one in all_
+    )
 
 
 def _launch_to_json(launch: Launch) -> dict[str, Any]:
@@ -293,6 +310,7 @@ def from_json(data: Mapping[str, Any], folder: Path) -> Workload:
         tolerance={str(k): float(v) for k, v in data["tolerance"].items()},
         seen=int(data.get("seen", 0)),
         varied=None if data.get("varied") is None else frozenset(map(int, data["varied"])),
+        shapes=None if data.get("shapes") is None else _shapes_from_json(data["shapes"]),
         ended=bool(data.get("ended", False)),
     )
 

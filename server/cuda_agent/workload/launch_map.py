@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import NamedTuple
 
 from cuda_agent.errors import WorkloadError
-from cuda_agent.model import Dim3, LaunchMap
+from cuda_agent.model import Dim3, Launched, LaunchMap, Workload
 
 _NAMES = ("gx", "gy", "gz", "bx", "by", "bz", "shared")
 
@@ -86,6 +87,14 @@ def apply(launch_map: LaunchMap, grid: Dim3, block: Dim3, shared: int) -> Shape:
     g = tuple(evaluate(e, values) for e in launch_map.grid)
     b = tuple(evaluate(e, values) for e in launch_map.block)
     return Shape((g[0], g[1], g[2]), (b[0], b[1], b[2]), evaluate(launch_map.shared, values))
+
+
+def unrecorded(workload: Workload, mapping: LaunchMap) -> tuple[Launched, ...]:
+    """The shapes, as a candidate launches them, of launches that were seen and that no recorded launch has; each once,
+    in the order of the original's."""
+    recorded = {Launched(x.mangled, x.grid, x.block, x.shared) for x in workload.launches}
+    others = sorted((workload.shapes or frozenset()) - recorded, key=astuple)
+    return tuple(Launched(x.mangled, *apply(mapping, x.grid, x.block, x.shared)) for x in others)
 
 
 def compose(outer: LaunchMap, inner: LaunchMap) -> LaunchMap:

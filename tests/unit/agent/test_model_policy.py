@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cuda_agent.agent.policies.mixed import Mixed
 from cuda_agent.agent.policies.model import IDLE, ModelPolicy
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.errors import ContextOverflow, DeviceMissing, ModelError
+from cuda_agent.model import Launched
 from scripted_model import Scripted, both, call
 from unit.agent.test_loop import GOOD, ORIGINAL, WRONG, Bench, bench, device, pytestmark
 
@@ -66,6 +68,17 @@ def test_what_the_model_is_told(bench: Bench) -> None:
     assert "Rewrite rules that fit: " in brief
     assert "restrict" in brief
     assert "Left: " in brief
+
+
+def test_the_model_is_told_of_shapes_that_were_not_recorded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = frozenset(Launched("_Z5twicePKfPfi", (n, 1, 1), (128, 1, 1), 0) for n in range(1, 11))
+    recorded = bench.workload
+    monkeypatch.setattr(bench, "workload", lambda value: replace(recorded(value), shapes=shapes))
+    model = Scripted()
+    run(bench, model)
+    told = model.seen[0][-1].text
+    assert "Captured launches: <<<8, 128>>>. Also launched, not recorded, and to stay right: <<<1, 128>>>, <<<2" in told
+    assert "<<<9, 128>>>, …." in told
 
 
 def test_a_wrong_one_is_told_which_element(bench: Bench) -> None:

@@ -1,5 +1,5 @@
-// A program that launches two kernels with parameters that change or do not.
-// usage: changing_parameters [launches [first size [launch to die at]]]
+// A program that launches kernels with parameters that change or do not, and one in other shapes.
+// usage: changing_parameters [launches [first size [launch to die at [launches in other shapes]]]]
 #include "record.h"
 
 using namespace cuda_agent::capture;
@@ -17,8 +17,8 @@ static bool copy_out(std::uint64_t address, void *host, std::size_t bytes) {
     return true;
 }
 
-static void launch(const char *mangled, const Parameters *parameters) {
-    const unsigned grid[3] = {1, 1, 1}, block[3] = {64, 1, 1};
+static void launch(const char *mangled, const Parameters *parameters, unsigned blocks = 1) {
+    const unsigned grid[3] = {blocks, 1, 1}, block[3] = {64, 1, 1};
     Launch made = recorder().begin(mangled, grid, block, 0, "emulator", parameters);
     if (!made.wanted) return;
     if (!parameters) {
@@ -33,6 +33,7 @@ int main(int argc, char **argv) {
     const int launches = argc > 1 ? std::atoi(argv[1]) : 5;
     const int size = argc > 2 ? std::atoi(argv[2]) : 2;
     const int last = argc > 3 ? std::atoi(argv[3]) : -1;
+    const int shapes = argc > 4 ? std::atoi(argv[4]) : 0;
     const int rows = 7, steady = 3;
     for (int i = 0; i < launches; ++i) {
         if (i == last) std::_Exit(9);  // no destructor of the recorder
@@ -45,5 +46,10 @@ int main(int argc, char **argv) {
         const Parameters typed{{0, 4, &steady}, {4, 4, i == 0 ? &rows : &steady}};
         launch(i == 0 ? "_Z5typedIfEvii" : "_Z5typedIdEvii", &typed);
         if (i == 1) launch("untold", nullptr);
+    }
+    for (int i = 0; i < shapes; ++i) {
+        if (i == last) std::_Exit(9);
+        const Parameters shaped{{0, 4, &steady}};
+        launch(i % 2 ? "_Z6shapedIfEvi" : "_Z6shapedIdEvi", &shaped, i / 4);  // the first of each is an empty grid
     }
 }

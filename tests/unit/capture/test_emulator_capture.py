@@ -64,13 +64,13 @@ int main()
     cudaMalloc(&x, 64 * sizeof(float));
     cudaMemset(x, 0, 64 * sizeof(float));
     for (int stride = 1; stride < 32; stride *= 2)
-        step<<<1, 64>>>(x, 8, stride);
+        step<<<1, stride > 4 ? 32 : 64>>>(x, 8, stride);
     return cudaDeviceSynchronize();
 }
 """
 
 
-def test_a_scalar_that_changes_after_the_recorded_launch(tmp_path: Path) -> None:
+def test_a_scalar_and_a_block_that_change_after_the_recorded_launch(tmp_path: Path) -> None:
     file = tmp_path / "step.cu"
     file.write_text(CHANGING)
     build = Build(file, tmp_path, "nvcc", ("-std=c++17", "-arch=sm_90"), "default")
@@ -78,6 +78,7 @@ def test_a_scalar_that_changes_after_the_recorded_launch(tmp_path: Path) -> None
     made = bundle.find(file, "step")
     assert made is not None
     assert (len(made.launches), made.seen, made.varied, made.ended) == (1, 5, {2}, False)
+    assert {shape.block for shape in made.shapes or ()} == {(64, 1, 1), (32, 1, 1)}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

@@ -57,6 +57,13 @@ def test_every_launch_is_compared_and_one_recorded(
     lines = ran[1]
     assert last(lines, kernel)["seen"] == 5
     assert last(lines, kernel)["varied"] == varied
+    told = [
+        shape
+        for line in lines
+        if line.get("demangled", "").startswith(f"{kernel}(")
+        for shape in line.get("shapes", ())
+    ]
+    assert told == [[1, 1, 1, 1, 1, 1, 0]]
     (recorded,) = [line for line in lines if line.get("demangled", "").startswith(f"{kernel}(") and "args" in line]
     assert [len(arg["hex"]) // 2 for arg in recorded["args"]] == [8, 4, 4]
     assert recorded["args"][0]["pointers"] == [[0, 0, 0]]

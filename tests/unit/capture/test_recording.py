@@ -351,6 +351,30 @@ def test_an_early_stop_is_kept(tmp_path: Path, changing: Path) -> None:
     assert (made.seen, made.varied, made.ended) == (1, frozenset(), True)
 
 
+def shapes(folder: Path) -> dict[str, list[int]]:
+    """By instantiation, the blocks of its launches."""
+    made = captured(folder, "shaped")
+    found: dict[str, list[int]] = {}
+    for one in sorted(made.shapes or (), key=lambda one: one.grid):
+        assert (one.grid[1:], one.block, one.shared) == ((1, 1), (64, 1, 1), 0)
+        found.setdefault(one.mangled[10], []).append(one.grid[0])
+    return found
+
+
+def test_shapes_of_launches_that_are_not_recorded(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 0, 2, -1, 20, first=1)
+    assert shapes(tmp_path) == {"d": [1, 2, 3, 4], "f": [1, 2, 3, 4]}
+    run(tmp_path, changing, 0, 2, 15, 20, first=1)
+    assert shapes(tmp_path) == {"d": [1, 2, 3], "f": [1, 2, 3]}  # also those of a program that dies
+    run(tmp_path, "sh", "-c", f"{changing} 0 2 -1 8; {changing} 0 2 -1 14", first=1)
+    assert shapes(tmp_path) == {"d": [1, 2, 3], "f": [1, 2, 3]}  # and of several processes
+
+
+def test_of_very_many_shapes_a_thousand_are_kept(tmp_path: Path, changing: Path) -> None:
+    run(tmp_path, changing, 0, 2, -1, 4 * 1100, first=1)
+    assert shapes(tmp_path) == {"d": [*range(1, 1025)], "f": [*range(1, 1025)]}
+
+
 def test_raw_lines_are_json(tmp_path: Path, program: Path) -> None:
     environment = {**os.environ, "CUDA_AGENT_CAPTURE_DIR": str(tmp_path)}
     subprocess.run([str(program), "3"], env=environment, check=True, capture_output=True)

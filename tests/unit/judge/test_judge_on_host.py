@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cuda_agent.judge.baseline import plain_number
 from cuda_agent.judge.digest import sha256
 from cuda_agent.judge.gates.g09_timing_is_fair import unfair
 from cuda_agent.judge.timing import LaunchTime
-from cuda_agent.model import LaunchMap, Timing, Verdict, Workload
+from cuda_agent.model import Dim3, Launched, LaunchMap, Timing, Verdict, Workload
 from patience import patience
 
 from .conftest import GOOD, VALUES, build, candidate, source, workload
@@ -192,6 +193,46 @@ def test_what_does_not_fit_the_device(device: Device, tmp_path: Path, note: str,
     verdict = judged(device, tmp_path, source(GOOD, "b[i] = 1 + 2 * a[i];", note), launch=launch)
     assert stopped_by(verdict) == "G1"
     assert word in gate(verdict, "G1").detail
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "launch", "head", "said"),
+    [
+        ((2, 1, 1), (64, 1, 1), LaunchMap(block=("bx * 8", "1", "1"), seen=True), "", ""),
+        ((2, 1, 1), (256, 1, 1), LaunchMap(block=("bx * 8", "1", "1"), seen=True), "", "2048 threads a block"),
+        ((2, 1, 1), (64, 1, 1), LaunchMap(grid=("gx / 2", "1", "1"), seen=True), "", ""),
+        ((1, 1, 1), (128, 1, 1), LaunchMap(grid=("gx / 2", "1", "1"), seen=True), "", "launches <<<0, 128>>>"),
+        ((1, 1, 1), (64, 1, 1), LaunchMap(), "__launch_bounds__(64)", ""),
+        ((2, 1, 1), (256, 1, 1), LaunchMap(), "__launch_bounds__(64)", "at most 64 threads"),
+        ((1, 9, 1), (64, 1, 1), LaunchMap(grid=("gx", "gy * 9000", "1"), seen=True), "", "at most 65535 blocks"),
+    ],
+)
+def test_a_launch_that_was_not_recorded_must_be_possible(
+    device: Device, tmp_path: Path, grid: Dim3, block: Dim3, launch: LaunchMap, head: str, said: str
+) -> None:
+    work = workload(tmp_path)
+    (one,) = work.launches
+    recorded = Launched(one.mangled, (2, *one.grid[1:]), one.block, one.shared)
+    work = replace(
+        work,
+        launches=(replace(one, grid=recorded.grid),),
+        shapes=frozenset({recorded, Launched(one.mangled, grid, block, 0)}),
+    )
+    text = source(GOOD, "b[i] = 1 + 2 * a[i];").replace("void axpy", f"void {head} axpy" if head else "void axpy")
+    verdict = judged(device, tmp_path, text, work=work, launch=launch)
+    assert (stopped_by(verdict) == "G1") == bool(said), gate(verdict, "G1").detail
+    assert said in gate(verdict, "G1").detail
+    assert ("which was not recorded" in gate(verdict, "G1").detail) == bool(said)
+
+
+def test_shapes_that_were_not_timed_are_counted(device: Device, tmp_path: Path) -> None:
+    work = workload(tmp_path)
+    (one,) = work.launches
+    shapes = {Launched(one.mangled, (n, 1, 1), one.block, one.shared) for n in (*one.grid[:1], 7, 8)}
+    verdict = judged(device, tmp_path, FASTER, work=replace(work, shapes=frozenset(shapes)))
+    assert "; the program launches 2 other shapes, not timed" in gate(verdict, "G12").detail
+    verdict = judged(device, tmp_path, FASTER, work=work)
+    assert "not timed" not in gate(verdict, "G12").detail
 
 
 def test_edit_policy_comes_first(device: Device, tmp_path: Path) -> None:

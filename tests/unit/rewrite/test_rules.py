@@ -14,7 +14,7 @@ from archive import Archive, archives
 from cuda_agent import config
 from cuda_agent.errors import RuleRefused
 from cuda_agent.judge import launch_text
-from cuda_agent.model import Arg, Buffer, Candidate, Facts, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Candidate, Facts, Launch, Launched, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context
 from cuda_agent.source import joined
 from cuda_agent.source.documents import Document
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
     `demangled: ` when the template arguments matter. `seen: N`: launches of the program, of which the parameters at the
-    positions `varied: ` changed."""
+    positions `varied: ` changed; `shapes: ` (grid), (block) of others that are not recorded."""
     if "launch" not in settings:
         return None
     launches = []
@@ -48,9 +48,11 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     seen = int(settings.get("seen", len(launches)))
     varied = frozenset(int(word) for word in settings.get("varied", "").split())
     ended = settings.get("ended") == "yes"
-    return Workload(
-        kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200", seen=seen, varied=varied, ended=ended
-    )
+    first = launches[0].mangled
+    others = {Launched(first, grid, block, 0) for grid, block in ast.literal_eval(f"[{settings.get('shapes', '')}]")}
+    shapes = frozenset({Launched(x.mangled, x.grid, x.block, x.shared) for x in launches} | others)
+    told = {"seen": seen, "varied": varied, "shapes": shapes, "ended": ended}
+    return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200", **told)
 
 
 def facts(settings: dict[str, str]) -> Facts | None:

@@ -1,5 +1,5 @@
-"""Scalars that had other values in launches that a capture did not record: what is still said of them, and in which
-words."""
+"""Scalars and shapes that were others in launches that a capture did not record: what is still said of them, and in
+which words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cuda_agent.model import Arg, Buffer, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Candidate, Launch, Launched, LaunchMap, Pointer, Workload
 from cuda_agent.rewrite import RULES, Context
 from cuda_agent.rewrite.analysis.coverage import covered
 
@@ -69,3 +69,23 @@ def test_what_changed(changed: dict[str, Any], varied: set[str]) -> None:
 def test_a_bound_that_changes_is_covered_only_as_far_as_is_known() -> None:
     assert covered(context(seen=40), "n", "x").known == "captured"
     assert covered(context(seen=40, varied=frozenset({1})), "n", "x").known == "assumed"
+
+
+def test_shapes_of_launches_that_were_not_recorded() -> None:
+    """In this text's words; with the scalars that never changed."""
+    others = {Launched("_Z5scalePfii", (n, 1, 1), (128, 1, 1), 0) for n in (4, 9)}
+    same = Launched(LAUNCH.mangled, LAUNCH.grid, LAUNCH.block, LAUNCH.shared)
+    work = replace(ONE, seen=40, varied=frozenset({1}), shapes=frozenset({same, *others}))
+    first = Context.make(Path("/project/scale.cu"), TEXT, "scale", work)
+    made = Candidate("scale", TEXT, TEXT, (), "rule:r", launch=LaunchMap(grid=("ceil_div(gx, 2)", "gy", "gz")))
+    there = first.behind(made)
+    assert [shape.text() for shape in first.shapes] == ["<<<4, 256>>>"]
+    assert [shape.text() for shape in first.launched] == ["<<<4, 256>>>", "<<<4, 128>>>", "<<<9, 128>>>"]
+    assert [shape.text() for shape in there.launched] == ["<<<2, 256>>>", "<<<2, 128>>>", "<<<5, 128>>>"]
+    assert [numbers.get("n") for numbers in there.launched_numbers] == [1000, None, None]
+    assert [(n["width"], n["blockDim.x"], n["gridDim.x"]) for n in there.launched_numbers] == [
+        (12, 256, 2),
+        (12, 128, 2),
+        (12, 128, 5),
+    ]
+    assert context(seen=40).launched == context().shapes

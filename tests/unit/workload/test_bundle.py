@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cuda_agent.errors import WorkloadError
-from cuda_agent.model import Arg, Buffer, Launch, Pointer, Workload
+from cuda_agent.model import Arg, Buffer, Launch, Launched, Pointer, Workload
 from cuda_agent.workload import bundle
 from cuda_agent.workload.bundle import UNIT, BlobStore
 
@@ -40,6 +40,7 @@ numbers = st.integers(0, 2**48)
 def workloads(draw: st.DrawFn, folder: Path) -> Workload:
     store = BlobStore(folder / "blobs")
     pieces = st.tuples(st.binary(max_size=40), st.integers(0, 3)).map(lambda p: (p[0] * (1 + p[1] * 3000))[: 3 * UNIT])
+    shape = st.tuples(*[st.integers(1, 1024)] * 3)
     launches = []
     for seq in range(draw(st.integers(0, 3))):
         buffers = []
@@ -59,7 +60,6 @@ def workloads(draw: st.DrawFn, folder: Path) -> Workload:
                 at = draw(st.integers(0, len(data) - 8))
                 pointers = (Pointer(at, draw(st.integers(0, len(buffers) - 1)), draw(numbers)),)
             args.append(Arg(position * 64, data, pointers))
-        shape = st.tuples(*[st.integers(1, 1024)] * 3)
         launches.append(
             Launch(draw(names), draw(names), draw(shape), draw(shape), draw(numbers), tuple(args), tuple(buffers), seq)
         )
@@ -74,6 +74,7 @@ def workloads(draw: st.DrawFn, folder: Path) -> Workload:
         tuple(draw(st.lists(names, max_size=3))),
         seen=draw(numbers),
         varied=draw(st.none() | st.frozensets(st.integers(0, 40), max_size=5)),
+        shapes=draw(st.none() | st.frozensets(st.builds(Launched, names, shape, shape, numbers), max_size=5)),
         ended=draw(st.booleans()),
     )
 
@@ -166,10 +167,10 @@ def test_a_bundle_from_before_launches_were_compared(tmp_path: Path) -> None:
     workload(tmp_path, b"x" * 100)
     path = tmp_path / "launch.json"
     data = json.loads(path.read_text())
-    del data["varied"], data["ended"]
+    del data["varied"], data["shapes"], data["ended"]
     path.write_text(json.dumps(data))
     found = bundle.load(tmp_path)
-    assert (found.varied, found.ended) == (None, False)
+    assert (found.varied, found.shapes, found.ended) == (None, None, False)
 
 
 def test_blob_names_cannot_lead_out_of_the_bundle(tmp_path: Path) -> None:

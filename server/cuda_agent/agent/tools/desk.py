@@ -104,7 +104,7 @@ class Desk:
         launch sites are rewritten to say the same. Raises UsageError, RuleRefused."""
         base = LaunchMap()
         new = LaunchMap(_padded(grid, base.grid), _padded(block, base.block), shared or base.shared)
-        for seen in self.original.shapes:
+        for seen in self.original.launched:
             try:
                 shape = launch_map.apply(new, seen.grid, seen.block, seen.shared)
             except WorkloadError as error:

@@ -37,6 +37,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -49,6 +50,7 @@
 #include <mutex>
 #include <optional>
 #include <regex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +67,9 @@ struct Parameter {
     const void* data;
 };
 using Parameters = std::vector<Parameter>;
+
+// Grid and block, x y z each, and dynamic shared bytes.
+using Shape = std::array<std::uint64_t, 7>;
 
 struct Pointer {
     std::size_t at;        // in the argument
@@ -190,9 +195,10 @@ class Recorder {
             kernel.matches = wants(kernel.demangled);
             quiet_ = 0;
         }
-        const bool news = kernel.watch(parameters);
+        const bool other = kernel.watch_shape(grid, block, shared);
+        const bool news = kernel.watch(parameters) || other;
         ++kernel.seen;
-        // At 1, 2, 4, … and where another parameter changes: a killed program keeps these lines.
+        // At 1, 2, 4, … and where another parameter changes or a shape is new: a killed program keeps these lines.
         if (news || (kernel.seen & (kernel.seen - 1)) == 0) write_count(mangled, kernel);
         Launch launch;
         launch.seq = seq_++;
@@ -282,6 +288,8 @@ class Recorder {
     // wait, kernels that were launched too seldom to be complete count as done.
     static constexpr long kQuiet = 8, kLongQuiet = 16;
     static constexpr long kSkips = 16;  // after so many failures of one kernel it is left alone
+    static constexpr std::size_t kShapes = 1024;     // of one kernel that are told
+    static constexpr std::uint64_t kThreads = 1024;  // a block has at most
     static constexpr std::size_t kChunk = std::size_t{16} << 20;
 
     struct Kernel {
@@ -293,6 +301,17 @@ class Recorder {
         bool told = false;         // the parameters of every launch so far
         std::vector<std::vector<unsigned char>> first;  // each parameter's bytes in the first launch
         std::vector<bool> varied;                       // whether a later launch had others
+        std::set<Shape> shapes;                         // of all launches so far, the first kShapes of them
+        std::vector<Shape> untold;                      // those that no line has yet
+
+        // Whether no launch so far had this shape. One that no GPU launches is none.
+        bool watch_shape(const unsigned grid[3], const unsigned block[3], std::uint64_t shared) {
+            const Shape shape{grid[0], grid[1], grid[2], block[0], block[1], block[2], shared};
+            if (std::count(shape.begin(), shape.begin() + 6, 0u) > 0 || shape[3] * shape[4] * shape[5] > kThreads) return false;
+            if (shapes.size() >= kShapes || !shapes.insert(shape).second) return false;
+            untold.push_back(shape);
+            return true;
+        }
 
         // Compares a launch's parameters with the first launch's: a memcmp for each that was always the same so far. Returns
         // whether that says anything new.
@@ -583,7 +602,7 @@ class Recorder {
     void write_count(const std::string& mangled, Kernel& kernel) {
         line("{\"seen\": " + std::to_string(kernel.seen) + ", \"pid\": " + std::to_string(getpid()) +
              ", \"mangled\": " + quote(mangled) + ", \"demangled\": " + quote(kernel.demangled) +
-             ", \"wanted\": " + (kernel.matches ? "true" : "false") + parameters(kernel) + "}");
+             ", \"wanted\": " + (kernel.matches ? "true" : "false") + parameters(kernel) + shapes(kernel) + "}");
     }
 
     // What is known of the parameters of all launches; the first launch's bytes only in its own line.
@@ -595,6 +614,18 @@ class Recorder {
             if (kernel.seen == 1) first += (i == 0 ? "" : ", ") + hex(kernel.first[i]);
         }
         return ", \"varied\": [" + varied + "]" + (kernel.seen == 1 ? ", \"first\": [" + first + "]" : "");
+    }
+
+    // The shapes that the kernel's earlier lines do not have.
+    static std::string shapes(Kernel& kernel) {
+        std::string all;
+        for (const Shape& shape : kernel.untold) {
+            std::string one;
+            for (const std::uint64_t number : shape) one += (one.empty() ? "" : ", ") + std::to_string(number);
+            all += (all.empty() ? "[" : ", [") + one + "]";
+        }
+        kernel.untold.clear();
+        return ", \"shapes\": [" + all + "]";
     }
 
     // One locked append a line: several processes of one run share the file.

@@ -9,19 +9,23 @@ from cuda_agent.errors import CompileError, WorkloadError
 from cuda_agent.judge import record
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, failed, not_run, passed
-from cuda_agent.model import Facts, GateResult
+from cuda_agent.model import Facts, GateResult, LaunchMap
 from cuda_agent.source import joined
+from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain.build import find_build
 from cuda_agent.toolchain.options import HEADERS
+from cuda_agent.workload.launch_map import Shape, unrecorded
 
 WARP, REGISTER_UNIT = 32, 256  # registers are given to a warp in units of 256
+GRID_LIMIT = 65535  # blocks along y and along z
 
 
 class Compile:
     """Original and candidate are compiled for the device by one compiler with one list of flags, those of the
     person's own build, so neither is favoured; every other source in which a launch is edited is compiled with its own.
     A launch must then be possible: registers times threads, threads a block (and within a promised
-    `__launch_bounds__`) and shared bytes within the device's limits, for every launch shape. (That a slice of the file
+    `__launch_bounds__`) and shared bytes within the device's limits, for every launch shape; of launches that the
+    program made and that were not recorded only the shape is looked at. (That a slice of the file
     has the same SASS as the whole file is checked by the toolchain before it uses a slice at all.) On the emulator
     there are no registers to count; its limits are those of the GPU it stands for."""
 
@@ -60,6 +64,8 @@ class Compile:
             if refusal := misfit(case, index, after):
                 return failed(self, refusal)
             facts.append((original.kernels[before], after))
+        if refusal := _elsewhere(case):
+            return failed(self, refusal)
         detail = _detail(case, facts)
         if uncompiled:
             detail += f"; {', '.join(uncompiled)}: launches edited and not compiled, how it is built is not known"
@@ -88,17 +94,8 @@ def _other_sources(case: Case) -> list[str]:
 def misfit(case: Case, index: int, facts: Facts) -> str | None:
     """Why the launch would be refused by the device; None when it fits."""
     info, shape = case.device.info, case.shape(index)
-    if min(*shape.grid, *shape.block) < 1 or shape.threads > info.threads_per_block:
-        return (
-            f"the candidate launches {shape.text()}: {shape.threads} threads a block, the device takes "
-            f"{info.threads_per_block}"
-        )
-    bounds = case.candidate_module.kernel(case.workload.kernel).launch_bounds or ()
-    if bounds and bounds[0].strip().isdigit() and shape.threads > int(bounds[0]):
-        return (
-            f"the candidate promises at most {bounds[0].strip()} threads a block (__launch_bounds__) and is launched "
-            f"with {shape.threads}"
-        )
+    if refusal := _shape_refused(case, case.candidate_module, shape):
+        return refusal
     warps = -(-shape.threads // WARP)
     registers = warps * (-(-facts.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT)
     if registers > info.registers_per_block:
@@ -114,6 +111,36 @@ def misfit(case: Case, index: int, facts: Facts) -> str | None:
     limit = info.shared_per_block_optin if opted_in else info.shared_per_block
     if shared > limit:
         return f"the candidate needs {shared:,} bytes of shared memory a block, the device gives {limit:,}"
+    return None
+
+
+def _elsewhere(case: Case) -> str | None:
+    """Why a launch that the program made and that was not recorded would be refused; None when all are possible."""
+    was, now = (unrecorded(case.workload, mapping) for mapping in (LaunchMap(), case.candidate.launch))
+    for old, new in zip(was, now, strict=True):
+        before, after = (Shape(one.grid, one.block, one.shared) for one in (old, new))
+        possible = _shape_refused(case, case.module, before) is None
+        if possible and (refusal := _shape_refused(case, case.candidate_module, after)):
+            return f"the program also launches {before.text()}, which was not recorded; there {refusal}"
+    return None
+
+
+def _shape_refused(case: Case, module: Module, shape: Shape) -> str | None:
+    """Why no launch of the kernel of this text can have the shape, whatever it is compiled to."""
+    info = case.device.info
+    if min(*shape.grid, *shape.block) < 1 or shape.threads > info.threads_per_block:
+        return (
+            f"the candidate launches {shape.text()}: {shape.threads} threads a block, the device takes "
+            f"{info.threads_per_block}"
+        )
+    bounds = module.kernel(case.workload.kernel).launch_bounds or ()
+    if bounds and bounds[0].strip().isdigit() and shape.threads > int(bounds[0]):
+        return (
+            f"the candidate promises at most {bounds[0].strip()} threads a block (__launch_bounds__) and is launched "
+            f"with {shape.threads}"
+        )
+    if max(shape.grid[1:]) > GRID_LIMIT:
+        return f"the candidate launches {shape.text()}: a grid has at most {GRID_LIMIT} blocks in y and in z"
     return None
 
 

@@ -7,15 +7,16 @@ from typing import ClassVar
 
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.gate import Needs, failed, passed
-from cuda_agent.model import GateResult
+from cuda_agent.model import GateResult, LaunchMap
+from cuda_agent.workload.launch_map import unrecorded
 
 SLOWER = 0.02
 
 
 class EveryShape:
     """The headline is the geometric mean over the timed launches, shown with the worst of them. Where a win is
-    claimed, no launch may be more than 2 % slower unless the person accepts that. Shapes the program did not launch
-    while it was recorded are not seen, and a launch that the program makes a thousand times counts as one."""
+    claimed, no launch may be more than 2 % slower unless the person accepts that. Shapes that were not recorded are
+    counted and not timed, and a launch that the program makes a thousand times counts as one."""
 
     id: ClassVar[str] = "G12"
     name: ClassVar[str] = "every captured shape"
@@ -30,6 +31,8 @@ class EveryShape:
             f"geometric mean {total.ratio:.3f}× over {len(shapes)} launch{'es' * (len(shapes) > 1)}, worst "
             f"{ratio:.3f}× at {shape}"
         )
+        if others := len({(x.grid, x.block, x.shared) for x in unrecorded(case.workload, LaunchMap())}):
+            words += f"; the program launches {others} other shape{'s' * (others > 1)}, not timed"
         if total.label == "FASTER" and math.log(ratio) < -math.log1p(SLOWER):
             if not case.options.accept_slower_shapes:
                 return failed(self, f"slower at a captured shape: {words}", shapes=shapes)

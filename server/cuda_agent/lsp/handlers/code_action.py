@@ -69,9 +69,14 @@ def actions(server: CudaAgentServer, file: OpenFile, kernel: Kernel) -> Iterator
     if proposal is not None:
         yield from _proposal(server, file, proposal)
     reason = inputs.why_no_inputs(server, file, kernel) or editor_model.why_not(server)
-    yield _action(f"Optimise kernel {kernel.name}", OPTIMIZE, "cudaAgent.optimize", where, reason)
+    name = render.short_name(kernel)
+    yield _action(f"Optimise kernel {name}", OPTIMIZE, "cudaAgent.optimize", where, reason)
     yield _action(
-        f"Capture inputs of {kernel.name}", CAPTURE, "cudaAgent.capture", where, _why_no_capture(server, file, kernel)
+        f"Capture inputs of {name}",
+        CAPTURE,
+        "cudaAgent.capture",
+        where,
+        _why_no_capture(server, file, kernel),
     )
     trust = inputs.trust_title(server, file)
     if trust is not None:

@@ -9,14 +9,12 @@ from itertools import pairwise
 from tree_sitter import Node
 
 from cuda_agent.judge import launch_text
-from cuda_agent.model import LaunchMap
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis import uniform
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import ancestors, strip_parens
 from cuda_agent.toolchain import names
-from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
 
 _BARRIER = re.compile(r"__syncthreads\(\)|(?:\w+::)*sync\((\w+)\)|(\w+)\.sync\(\)")
@@ -52,15 +50,10 @@ def barrier(statement: Node, body: Node) -> str | None:
 
 
 def shapes(context: Context) -> tuple[tuple[Shape, dict[str, str]], ...]:
-    """Each captured launch: its shape in this text, and the template arguments it was made with."""
-    if context.workload is None:
-        return ()
-    mapping = context.base.launch if context.base else LaunchMap()
-    found = []
-    for launch in context.workload.launches:
-        shape = launch_map.apply(mapping, launch.grid, launch.block, launch.shared)
-        found.append((shape, template_arguments(context, launch.demangled)))
-    return tuple(found)
+    """Each launch: its shape in this text, and the template arguments it was made with."""
+    recorded = context.workload.launches if context.workload is not None else ()
+    made_of = [launch.demangled for launch in recorded] + [names.demangle(one.mangled) for one in context.unrecorded]
+    return tuple((s, template_arguments(context, m)) for s, m in zip(context.launched, made_of, strict=True))
 
 
 def template_arguments(context: Context, demangled: str) -> dict[str, str]:
@@ -158,11 +151,11 @@ def is_thread_index(context: Context, node: Node) -> bool:
     code = squeeze(text(node))
     while cast := _CAST.match(code):
         code = code[cast.end() :]
-    flat = all(s.block[1:] == (1, 1) for s in context.shapes)
+    flat = all(s.block[1:] == (1, 1) for s in context.launched)
     if code == "threadIdx.x":
         return flat
     if code in _LINEAR:
-        return all(s.block[2] == 1 for s in context.shapes)
+        return all(s.block[2] == 1 for s in context.launched)
     if re.fullmatch(r"(\w+)\.thread_rank\(\)", code):
         group = code.split(".")[0]
         return re.search(rf"{group}=(\w+::)*this_thread_block\(\)", squeeze(text(context.body))) is not None

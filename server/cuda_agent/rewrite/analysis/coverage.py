@@ -24,10 +24,12 @@ def covered(context: Context, bound: str, axis: str) -> Assumption:
     at = "xyz".index(axis)
     expression = _spelled(Names(context), bound)
     values = _values(context, expression)
-    for shape, value in zip(context.shapes, values, strict=False):
+    told = bool(values) and not _names(expression) & context.varied
+    if told:  # the same in all launches, also those that were not recorded
+        values += values[:1] * (len(context.launched) - len(values))
+    for shape, value in zip(context.launched, values, strict=False):
         if shape.grid[at] * shape.block[at] < value:
             raise RuleRefused(f"a captured launch has fewer threads in {axis} than {bound}: the rest is left alone")
-    told = bool(values) and not _names(expression) & context.varied
     return Assumption(sentence, "captured" if told else "assumed")
 
 

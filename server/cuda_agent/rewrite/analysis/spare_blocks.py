@@ -37,7 +37,7 @@ def spare(context: Context, plan: Plan, axis: str) -> tuple[Assumption, int | No
 
 def _constant_extent(context: Context, axis: str) -> int | None:
     """The extent of the grid that the text of every launch gives, when it is that of the captured launches."""
-    found = {s.grid["xyz".index(axis)] for s in context.shapes}
+    found = {s.grid["xyz".index(axis)] for s in context.launched}
     for site in launches.sites_of(context):
         code = launches.block_axes(context, site.grid, site.span.start)["xyz".index(axis)]
         try:
@@ -124,8 +124,11 @@ def _bound(context: Context, node: Node, axis: str) -> tuple[str, bool] | None:
     if any(not _grows(context, index.stride(t)) for t in known if index.depends(t)):
         return None
     told = not (index.names | bound.names) & context.varied
-    for numbers, shape in zip(context.numbers, context.shapes, strict=True):
+    for i, (numbers, shape) in enumerate(zip(context.launched_numbers, context.launched, strict=True)):
         each, least, end = (trips.evaluate(p, numbers) for p in (step, rest, bound))
+        if i >= len(context.shapes) and None in (each, least):
+            told = False  # by what is not known of a launch that was not recorded
+            continue
         if each is None or least is None or each <= 0 or least < 0:
             return None
         if end is None:
@@ -136,8 +139,8 @@ def _bound(context: Context, node: Node, axis: str) -> tuple[str, bool] | None:
 
 
 def _grows(context: Context, step: Poly | None) -> bool:
-    values = [trips.evaluate(step, n) if step is not None else None for n in context.numbers]
-    return all(value is not None and value >= 0 for value in values)
+    values = [trips.evaluate(step, n) if step is not None else None for n in context.launched_numbers]
+    return None not in values[: len(context.shapes)] and all(value is None or value >= 0 for value in values)
 
 
 def _touches(context: Context, scope: names.Names, node: Node) -> bool:

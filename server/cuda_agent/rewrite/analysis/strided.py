@@ -184,7 +184,7 @@ def lanes_of(names: Names, loop: StridedLoop) -> Lanes | None:
         if syntax.is_global_id(start, a) and step in (f"{grid}*{block}", f"{block}*{grid}"):
             return Lanes("grid", (thread, f"blockIdx.{a}"))
     remainder = re.fullmatch(r"threadIdx\.x%(\w+)|threadIdx\.x&(31|0x1[fF])", start)
-    whole_warps = all(s.block[0] % WARP == 0 for s in names.context.shapes)
+    whole_warps = all(s.block[0] % WARP == 0 for s in names.context.launched)
     if (
         remainder
         and whole_warps
@@ -224,7 +224,7 @@ def _warp_sized(context: Context, code: str) -> bool:
 
 def _block_size(context: Context, code: str) -> str:
     """What must be taken for granted when the step is a number or constant that stands for the block's size."""
-    sizes = {s.block[0] for s in context.shapes if s.block[1:] == (1, 1)}
+    sizes = {s.block[0] for s in context.launched if s.block[1:] == (1, 1)}
     if len(sizes) != 1:
         return ""
     value = int(code) if code.isdigit() else None

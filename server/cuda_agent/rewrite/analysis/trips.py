@@ -105,8 +105,7 @@ def bindings(where: HasKernel, workload: Workload | None, shapes: tuple[Shape, .
     """Per captured launch: the numbers that are known of it, blockDim and gridDim and the integer arguments."""
     found: list[dict[str, int]] = []
     for one, shape in zip(workload.launches if workload else (), shapes, strict=True):
-        numbers = {f"blockDim.{a}": n for a, n in zip("xyz", shape.block, strict=True)}
-        numbers |= {f"gridDim.{a}": n for a, n in zip("xyz", shape.grid, strict=True)}
+        numbers = extents(shape)
         for parameter, argument in zip(where.kernel.params, one.args, strict=False):
             if parameter.pointer or argument.pointers or len(argument.data) not in (1, 2, 4, 8):
                 continue
@@ -116,6 +115,12 @@ def bindings(where: HasKernel, workload: Workload | None, shapes: tuple[Shape, .
             numbers[parameter.name] = int.from_bytes(argument.data, "little", signed=not unsigned)
         found.append(numbers)
     return found
+
+
+def extents(shape: Shape) -> dict[str, int]:
+    """blockDim and gridDim."""
+    block, grid = (zip("xyz", sizes, strict=True) for sizes in (shape.block, shape.grid))
+    return {f"blockDim.{a}": n for a, n in block} | {f"gridDim.{a}": n for a, n in grid}
 
 
 def evaluate(poly: Poly, numbers: Mapping[str, int]) -> int | None:

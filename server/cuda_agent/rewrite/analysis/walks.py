@@ -367,7 +367,7 @@ def _distance(context: Context, load: Load, access: Access) -> tuple[str, Litera
         if abs(step.value) < least:
             raise RuleRefused(f"{text(access.node)} is the same element in several iterations")
         return "", "captured"
-    values = [trips.evaluate(step, numbers) for numbers in context.numbers]
+    values = [trips.evaluate(step, numbers) for numbers in context.launched_numbers]
     if any(v is not None and abs(v) < least for v in values):
         raise RuleRefused(f"{text(access.node)} is the same element in several iterations of a captured launch")
     told = values and None not in values and not step.names & context.varied

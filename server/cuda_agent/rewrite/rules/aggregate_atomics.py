@@ -94,7 +94,7 @@ class AggregateAtomics(Rule):
         found = _targets(context)
         if not found:
             return
-        for shape in context.shapes:
+        for shape in context.launched:
             if shape.threads % WARP or shape.block[2] != 1:
                 raise RuleRefused(f"a block of {shape.block} has no whole warps")
         for over in ("block", "warp"):
@@ -266,7 +266,7 @@ class _Writer:
         self.over_block = over_block
         self.taken = layout.taken_names(context)
         self.step = layout.unit(context)
-        flat = all(s.block[1] == 1 for s in context.shapes)
+        flat = all(s.block[1] == 1 for s in context.launched)
         self.thread = "threadIdx.x" if flat else "(threadIdx.y * blockDim.x + threadIdx.x)"
         self.threads = "blockDim.x" if flat else "blockDim.x * blockDim.y"
         self.offset = self.name("offset")

@@ -65,7 +65,7 @@ class Barrier(Rule):
         found = [s for s in syntax.of_type(context.body, "expression_statement") if blocks.barrier(s, context.body)]
         if not found:
             return
-        if context.shapes and all(s.threads <= WARP for s in context.shapes):
+        if context.shapes and all(s.threads <= WARP for s in context.launched):
             yield Site(self.name, context.kernel.name_span, {"of": "warp"}, {"barriers": found})
         removable = _Redundant(context, found).found()
         if removable:
@@ -90,7 +90,7 @@ class _Redundant:
         self.barriers = barriers
         self.accesses = access.of(context)
         self.overlapping = aliasing.overlapping(context.kernel, context.workload)
-        self.numbers = trips.bindings(context, context.workload, context.shapes)
+        self.numbers = context.launched_numbers
         self.steady = self._steady()
         self.scalars = {s.name for s in context.kernel.shared if not s.extents and not s.dynamic}
         self.owned: dict[Poly, bool] = {}
@@ -180,7 +180,7 @@ class _Redundant:
         if index not in self.owned:
             self.owned[index] = index.names <= self.steady - self.context.varied and all(
                 self._apart(index, numbers, shape)
-                for numbers, shape in zip(self.numbers, self.context.shapes, strict=True)
+                for numbers, shape in zip(self.numbers, self.context.launched, strict=True)
             )
         return self.owned[index]
 

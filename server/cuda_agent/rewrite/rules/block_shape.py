@@ -45,7 +45,7 @@ class BlockShape(Rule):
         axes = index_axes(context)
         if not axes or not context.shapes:
             return
-        current = {s.block for s in context.shapes}
+        current = {s.block for s in context.launched}
         unused = [i for i, a in enumerate("xyz") if a not in axes]
         if any(b[i] != 1 for b in current for i in unused):
             return
@@ -68,7 +68,7 @@ class BlockShape(Rule):
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         x, y, z = site.params["x"], site.params.get("y", 1), site.params.get("z", 1)
         assumptions = [Assumption("threads use only their global index", "proved")]
-        threads = [[g * b for g, b in zip(s.grid, s.block, strict=True)] for s in context.shapes]
+        threads = [[g * b for g, b in zip(s.grid, s.block, strict=True)] for s in context.launched]
         exact = all(t[0] % x == 0 and t[1] % y == 0 and t[2] % z == 0 for t in threads)
         if any(-(-t[1] // y) > _GRID_LIMIT or -(-t[2] // z) > _GRID_LIMIT for t in threads):
             raise RuleRefused(f"a grid has at most {_GRID_LIMIT} blocks in y and in z")

@@ -67,7 +67,7 @@ class BlockSize(Rule):
     number = 1
 
     def sites(self, context: Context) -> Iterator[Site]:
-        shapes = context.shapes
+        shapes = context.launched
         if not shapes or any(s.block[2] != 1 for s in shapes) or "threadIdx" not in text(context.body):
             return
         found = _shared_out(context)
@@ -87,7 +87,7 @@ class BlockSize(Rule):
         x, y = site.params["x"], site.params.get("y", 1)
         launches.check_bound(context, x * y)
         edits = launches.change(context, block=launches.dims((str(x), str(y), "1")))
-        if all(s.threads <= _WARP for s in context.shapes):
+        if all(s.threads <= _WARP for s in context.launched):
             edits += tuple(_barriers(context, found))
         assumptions = [Assumption("threads use their index only to share loops out among all of the block", "proved")]
         for name in found.together:
@@ -141,7 +141,7 @@ def _shared_out(context: Context) -> _Shared | None:
         return None
     if _OF_A_WARP.search(text(context.body)):
         raise RuleRefused("threads work together by warps: their number means something")
-    if any(s.shared for s in context.shapes) or any((site.shared or "0").strip() != "0" for site in context.sites):
+    if any(s.shared for s in context.launched) or any((site.shared or "0").strip() != "0" for site in context.sites):
         raise RuleRefused("the launch gives the block shared memory: its size may follow the number of threads")
     if any(affine.of(context, loop.start).names & _BLOCK for loop in loops) and not only_starts(context):
         raise RuleRefused(

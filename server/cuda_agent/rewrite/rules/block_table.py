@@ -230,7 +230,7 @@ def _size(context: Context, pointer: str, element: str) -> int:
     if size not in (4, 8):
         raise RuleRefused(f"the size of {element} is not known, or no atomic of shared memory takes it")
     assert context.workload is not None
-    room = _SHARED_BYTES - max(s.shared for s in context.shapes)
+    room = _SHARED_BYTES - max(s.shared for s in context.launched)
     room -= context.facts.shared_bytes if context.facts is not None else 0
     most = 0
     for launch, targets in zip(context.workload.launches, context.pointer_targets(), strict=True):
@@ -285,7 +285,7 @@ def _divisors(context: Context, table: _Table) -> Iterator[int]:
 
 def _edits(context: Context, table: _Table) -> Iterator[Edit]:
     step = layout.unit(context)
-    axes = max(3 if s.block[2] > 1 else 2 if s.block[1] > 1 else 1 for s in context.shapes)
+    axes = max(3 if s.block[2] > 1 else 2 if s.block[1] > 1 else 1 for s in context.launched)
     thread, threads = _LINEAR[axes - 1]
     taken = layout.taken_names(context)
     name = next(n for n in ("table", f"{table.pointer}_table", *(f"table{i}" for i in range(2, 99))) if n not in taken)

@@ -94,9 +94,9 @@ def _check(context: Context, other: str) -> None:
     if found := _WARPS.search(code):
         raise RuleRefused(f"{found.group().strip(':_')} depends on which threads form a warp")
     check_axes_in_sight(context)
-    if any(s.grid[0] > _GRID_LIMIT for s in context.shapes):
+    if any(s.grid[0] > _GRID_LIMIT for s in context.launched):
         raise RuleRefused(f"more than {_GRID_LIMIT} blocks in x cannot become blocks in {other}")
-    if other == "z" and any(s.block[0] > 64 for s in context.shapes):
+    if other == "z" and any(s.block[0] > 64 for s in context.launched):
         raise RuleRefused("a block has at most 64 threads in z")
     if context.kernel.launch_bounds and len(context.kernel.launch_bounds) > 2:
         raise RuleRefused("the kernel bounds its cluster")

@@ -197,7 +197,7 @@ def _check(context: Context, one: Sum) -> bool:
     for total in totals.values():
         if varied := total.names & context.varied:
             raise RuleRefused(changes(varied))
-        values = [trips.evaluate(total, numbers) for numbers in (context.numbers or [{}])]
+        values = [trips.evaluate(total, numbers) for numbers in (context.launched_numbers or [{}])]
         if None in values:
             raise RuleRefused(f"how many elements {shown} adds up is not known: it may be inexact")
         if max(v for v in values if v is not None) > limit:

@@ -40,7 +40,7 @@ class LaunchBounds(Rule):
         if "__maxnreg__" in header:
             return
         at = Span(kernel.name_span.start, kernel.name_span.start)
-        sizes = {s.threads for s in context.shapes}
+        sizes = {s.threads for s in context.launched}
         threads = max(sizes)
         if kernel.launch_bounds is not None:
             own = kernel.launch_bounds[0].strip()
@@ -59,7 +59,7 @@ class LaunchBounds(Rule):
         params = site.params
         if "registers" in params:
             return Rewrite((Edit(site.span, f"__maxnreg__({params['registers']}) "),))
-        threads = params.get("threads") or max(s.threads for s in context.shapes)
+        threads = params.get("threads") or max(s.threads for s in context.launched)
         known = Assumption(f"no launch of {context.kernel.name} has more than {threads} threads a block", "captured")
         inside = ", ".join(str(v) for v in params.values())
         text = f"__launch_bounds__({inside}) " if "threads" in params else f", {inside}"
@@ -76,7 +76,7 @@ def steps(context: Context, threads: int) -> list[tuple[int, int]]:
         sm = occupancy.limits(context.device.arch if context.device is not None else "sm_90")
     except UsageError:
         return []
-    shared = max(s.shared for s in context.shapes)
+    shared = max(s.shared for s in context.launched)
     now = 1
     if context.facts is not None:
         reached = occupancy.occupancy(sm, context.facts.registers, context.facts.shared_bytes + shared, threads)

@@ -222,7 +222,7 @@ def _check_threads(context: Context, row: ThreadId) -> None:
             raise RuleRefused(f"{text(n)} is used outside the row index: threads already share the work")
     if syntax.COOPERATION.search(text(context.body)):
         raise RuleRefused("threads of a block already work together here (barrier, shuffle or shared memory)")
-    for shape in context.shapes:
+    for shape in context.launched:
         if shape.block[1:] != (1, 1):
             raise RuleRefused(f"a captured launch has blocks of {shape.block}: they must be one-dimensional")
 
@@ -258,7 +258,7 @@ def _whole_warps(context: Context) -> bool:
     """Whether every launch's text has blocks of whole warps, whatever the sizes."""
     texts = [(launches.width(context, one), one.span.start) for one in context.sites]
     known = [launch_text.constant(context.module, code, at) for code, at in texts]
-    return all(n is not None and n % WARP == 0 for n in known) and all(s.block[0] % WARP == 0 for s in context.shapes)
+    return all(n is not None and n % WARP == 0 for n in known) and all(s.block[0] % WARP == 0 for s in context.launched)
 
 
 def _launch(context: Context, group: Group) -> tuple[LaunchMap, list[Edit]]:

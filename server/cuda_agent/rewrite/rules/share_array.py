@@ -335,7 +335,7 @@ def _comments(table: Table) -> list[Node]:
 
 
 def _first_thread(context: Context) -> str:
-    blocks = [s.block for s in context.shapes] or [(2, 2, 2)]
+    blocks = [s.block for s in context.launched] or [(2, 2, 2)]
     axes = [a for i, a in enumerate("xyz") if a == "x" or any(b[i] != 1 for b in blocks)]
     return " && ".join(f"threadIdx.{a} == 0" for a in axes)
 

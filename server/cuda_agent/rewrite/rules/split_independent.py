@@ -131,7 +131,7 @@ def _free_axis(context: Context) -> str | None:
     code = squeeze(text(context.body))
     for number, axis in ((1, "y"), (2, "z")):
         unused = f"blockIdx.{axis}" not in code and f"gridDim.{axis}" not in code
-        if unused and context.shapes and all(s.grid[number] == 1 for s in context.shapes):
+        if unused and context.shapes and all(s.grid[number] == 1 for s in context.launched):
             return axis
     return None
 

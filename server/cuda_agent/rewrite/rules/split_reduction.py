@@ -184,7 +184,7 @@ def _check(context: Context, plan: Plan) -> list[Reduction]:
 
 def _block(context: Context, site: Site) -> tuple[int, int]:
     """Threads along x and y of the new blocks."""
-    blocks = {s.block for s in context.shapes}
+    blocks = {s.block for s in context.launched}
     plan: Plan = site.nodes["plan"]
     if "x" in site.params:
         if any(b[1:] != (1, 1) for b in blocks):
@@ -200,11 +200,11 @@ def _block(context: Context, site: Site) -> tuple[int, int]:
 
 def _fill(context: Context, width: int) -> bool:
     """Whether the threads of every captured launch fill blocks of that width."""
-    return all((s.grid[0] * s.block[0]) % width == 0 for s in context.shapes)
+    return all((s.grid[0] * s.block[0]) % width == 0 for s in context.launched)
 
 
 def _other_width(context: Context, width: int) -> bool:
-    return {s.block[0] for s in context.shapes} != {width}
+    return {s.block[0] for s in context.launched} != {width}
 
 
 def _launch_edits(context: Context, block: tuple[int, int, int]) -> list[Edit]:

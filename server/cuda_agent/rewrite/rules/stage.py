@@ -115,8 +115,7 @@ class Stage(Rule):
         counts = {axis: site.params[name] for name, axis in _AXES.items() if name in site.params}
         operands = [replace(o, times=counts.get(o.axis, 1)) for o in site.nodes["operands"]]
         plan = _plan(context, site.nodes["loop"], operands, site.params["size"])
-        block = tuple(context.numbers[0][f"blockDim.{a}"] for a in "xyz")
-        said = " × ".join(str(n) for n in block if n > 1)
+        said = " × ".join(str(n) for n in _block(context) if n > 1)
         if counts:
             check_axes_in_sight(context)
         reached = blocked.check(context, plan.frame, plan.size, counts) if counts else []
@@ -136,12 +135,17 @@ class Stage(Rule):
 # ---------------------------------------------------------------- what can be staged
 
 
-def _size(context: Context) -> int:
-    """Loop steps of a tile: the block's width. RuleRefused where the block's shape does not allow a tile."""
-    blocks = {tuple(n[f"blockDim.{a}"] for a in "xyz") for n in context.numbers}
+def _block(context: Context) -> tuple[int, int, int]:
+    """The block of all launches. RuleRefused where they differ."""
+    blocks = {shape.block for shape in context.launched}
     if len(blocks) != 1:
         raise RuleRefused("the block's size differs between launches")
-    x, y, z = blocks.pop()
+    return blocks.pop()
+
+
+def _size(context: Context) -> int:
+    """Loop steps of a tile: the block's width. RuleRefused where the block's shape does not allow a tile."""
+    x, y, z = _block(context)
     if z != 1 or (y not in (1, x)):
         raise RuleRefused(f"a block of {x} × {y} × {z} threads is neither a row nor a square")
     return x

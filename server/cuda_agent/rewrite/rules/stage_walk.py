@@ -146,7 +146,7 @@ class StageWalk(Rule):
 
 
 def _block(context: Context) -> int:
-    blocks = {s.block for s in context.shapes}
+    blocks = {s.block for s in context.launched}
     if len(blocks) != 1 or next(iter(blocks))[1:] != (1, 1) or next(iter(blocks))[0] % WARP:
         raise RuleRefused("blocks are not known to be one-dimensional and whole warps")
     return next(iter(blocks))[0]

@@ -77,7 +77,7 @@ class Tabulate(Rule):
         if not steady:
             raise RuleRefused(f"{changes(found[0].changing)}: how large a table must be is not known")
         found = steady
-        if not context.shapes or any(s.block[1:] != (1, 1) for s in context.shapes):
+        if not context.shapes or any(s.block[1:] != (1, 1) for s in context.launched):
             raise RuleRefused("blocks are not known to be one-dimensional")
         sizes = {"float": 4, "double": 8}
         if sum(r.size * sizes[r.type] for r in found) > _TABLE_BYTES:

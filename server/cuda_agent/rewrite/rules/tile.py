@@ -183,14 +183,15 @@ def _stored(context: Context) -> set[str]:
 
 def _tile(context: Context, shape: Shape) -> int:
     """Rows and columns of the tile that a block covers. RuleRefused when it is not a known square."""
-    blocks = {(n["blockDim.x"], n["blockDim.y"], n["blockDim.z"]) for n in context.numbers}
+    blocks = {one.block for one in context.launched}
     if len(blocks) != 1:
         raise RuleRefused("the block's size is not known, or differs between launches")
     width, height, depth = blocks.pop()
     rows = height
     if shape.loop is not None:
         count = trips.of_induction(context, shape.loop)
-        number = trips.evaluate(count, context.numbers[0]) if count is not None else None
+        counts = {trips.evaluate(count, n) for n in context.launched_numbers} if count is not None else set()
+        number = counts.pop() if len(counts) == 1 else None
         if shape.loop.start.value != 0 or number is None or (count is not None and count.names & context.varied):
             raise RuleRefused("how many rows a thread moves is not known")
         if trips.evaluate(shape.loop.step, context.numbers[0]) != height:

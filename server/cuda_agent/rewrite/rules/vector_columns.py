@@ -117,7 +117,7 @@ def _fewer_blocks(context: Context, width: int) -> tuple[tuple[Edit, ...], Launc
     try:
         return launches.fewer_blocks(context, width)
     except RuleRefused:
-        if any(s.grid[0] * s.block[0] * width >= 2**31 for s in context.shapes):
+        if any(s.grid[0] * s.block[0] * width >= 2**31 for s in context.launched):
             raise
         return (), LaunchMap()
 
@@ -589,12 +589,12 @@ def _covered(context: Context, plan: _Plan) -> Assumption:
     index = plan.index
     if index.width != "blockDim.x":
         width = int(index.width) if index.width.isdigit() else plan.groups.constant(index.width, index.value)
-        if any(s.block[0] != width for s in context.shapes):
+        if any(s.block[0] != width for s in context.launched):
             raise RuleRefused(f"{index.width} is not known to be the block's width")
     bound = text(index.bound)
     number = plan.groups.constant(bound, index.bound) if bound.isidentifier() else None
     if number is None:
         return covered(context, bound, "x")
-    if any(s.grid[0] * s.block[0] < number for s in context.shapes):
+    if any(s.grid[0] * s.block[0] < number for s in context.launched):
         raise RuleRefused(f"a captured launch has fewer threads in x than {bound}: the rest is left alone")
     return Assumption(f"every launch has a thread for each x below {bound}", "captured")

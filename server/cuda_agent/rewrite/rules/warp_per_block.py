@@ -117,7 +117,7 @@ class WarpPerBlock(Rule):
 
 def _parts(context: Context, tree: Tree) -> _Parts:
     plan = tree_plan(context, tree)
-    (size, height, depth), *others = {shape.block for shape in context.shapes}
+    (size, height, depth), *others = {shape.block for shape in context.launched}
     if others or (height, depth) != (1, 1) or size <= WARP:
         raise RuleRefused("blocks are not known to be one-dimensional, of one size and of several warps")
     if len(tree.folds) != 1 or tree.folds[0].op not in _NEUTRAL or tree.folds[0].register or tree.variable is not None:
@@ -260,9 +260,13 @@ def _bound(context: Context, parts: _Parts) -> str | None:
         found = str(affine.of(context, left))
         if squeeze(found) not in whole and squeeze("+".join(reversed(found.split("+")))) not in whole:
             continue
-        asked = [(-(-n[parameter.name] // parts.size), n["gridDim.x"]) for n in context.numbers if parameter.name in n]
+        asked = [
+            (-(-n[parameter.name] // parts.size), n["gridDim.x"])
+            for n in context.launched_numbers
+            if parameter.name in n
+        ]
         if (
-            len(asked) == len(context.shapes)
+            len(asked) >= len(context.shapes)
             and all(a == b for a, b in asked)
             and not context.written.get(parameter.name)
         ):
