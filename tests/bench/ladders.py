@@ -1,13 +1,17 @@
 """Expert ladders: how much of the gain from a first kernel to the expert's best do the rules recover?
 
-usage: ladders.py CORPUS [--out FOLDER] [--only a,b] [--budget SECONDS] [--wall SECONDS] [--build-only]
+usage: ladders.py CORPUS [--out FOLDER] [--only a,b] [--wall SECONDS] [--build-only]
 
 CORPUS holds `llm.c` (karpathy/llm.c) and `cuda-samples` (NVIDIA/cuda-samples), fetched by hand. Each program is built
-as its own comment says, its first kernel captured and optimised without a model, the verified edits written into the
-file, and that built again. Then the program's own benchmark times all three, first, ours and the expert's versions, one
-after the other and twice, at its best block size; its own check must pass. Recovered is
+as its own comment says, its first kernels captured and optimised without a model, those that cost most first, the
+verified edits written into the file, and that built again. Then the program's own benchmark times all three, first,
+ours and the expert's versions, one after the other, at its best block size; its own check must pass. Recovered is
 log(first / ours) / log(first / best), the best one being of the first one's precision. `ladders.md` and `ladders.jsonl`
 are written. With `--build-only` everything is built and nothing runs: that needs no GPU.
+
+The wall time is shared out among the ladders by their kernels, a ladder's among its kernels by what they cost. Before
+the search the first version runs once: so much time for each version is kept for the race, which has a second turn
+where there is time for one.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from cuda_agent.agent.loop import optimize
+from cuda_agent.agent.opening import opened
+from cuda_agent.agent.program import part_of, shares
 from cuda_agent.agent.request import Outcome, Request
 from cuda_agent.capture import CaptureOptions, NothingCaptured, capture
 from cuda_agent.device import Device, open_device
@@ -36,8 +42,10 @@ from cuda_agent.errors import CudaAgentError
 from cuda_agent.source import documents
 from cuda_agent.workload import bundle
 
+SUMMED = 4 * 2**24 / 1e3  # bytes that reduction reads, and microseconds of a gigabyte a second
 BLOCK_SIZES = r"block_size\s+\d+ \| time\s+([\d.]+) ms"
 RUN_SECONDS, BUILD_SECONDS, TURNS = 150.0, 240.0, 2
+SEARCHED = 0.75  # of the time until the race; the rest is there for verdicts that take longer than expected
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,10 @@ class Version:
     name: str
     command: str
     pattern: str
-    rate: bool = False  # the number is a throughput: its inverse is a time
+    work: float = 0.0  # the number is a throughput, and this divided by it the microseconds; 0: it is milliseconds
+
+    def microseconds(self, number: float) -> float:
+        return self.work / number if self.work else 1000 * number
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class Ladder:
     kernels: tuple[str, ...]  # of the first version
     first: Version
     experts: tuple[Version, ...]  # of the first one's precision
-    smaller: tuple[tuple[str, str], ...] = ()  # edits of constants in the file, for launches below the capture's cap
+    smaller: tuple[tuple[str, str], ...] = ()  # edits of constants in the file: launches below the capture's cap, and
+    # fewer repetitions, of all versions alike
     passed: str = "All results match"
     launches: int = 2  # captured of each kernel
 
@@ -84,17 +96,18 @@ def _transpose(label: str) -> Version:
 
 
 def _reduction(number: int) -> Version:
-    return Version(f"kernel {number}", f"./reduction --kernel={number}", r"Throughput = ([\d.]+) GB/s", rate=True)
+    return Version(f"kernel {number}", f"./reduction --kernel={number}", r"Throughput = ([\d.]+) GB/s", work=SUMMED)
 
 
+FEWER = ("int repeat_times = 100;", "int repeat_times = 20;")
 LADDERS = (
     _llm("layernorm_forward", ("layernorm_forward_kernel1",), (3, 4, 5, 6)),
-    _llm("softmax_forward", ("softmax_forward_kernel1",), (4, 7, 8), smaller=(("int T = 1024;", "int T = 128;"),)),
+    _llm("softmax_forward", ("softmax_forward_kernel1",), (4, 7, 8), smaller=(("int T = 1024;", "int T = 64;"), FEWER)),
     _llm(
         "attention_forward",
         ("attention_query_key_kernel1", "attention_softmax_kernel1", "attention_value_kernel1"),
         (3, 4),
-        smaller=(("int B = 8;", "int B = 2;"),),
+        smaller=(("int B = 8;", "int B = 2;"), FEWER),
     ),
     Ladder(
         "transpose",
@@ -123,7 +136,7 @@ LADDERS = (
 
 @dataclass
 class Climbed:
-    """What became of one ladder. Times in the program's own unit; only their ratios are used."""
+    """What became of one ladder. Times are microseconds by the program's own benchmark."""
 
     ladder: str
     first: float | None = None
@@ -132,8 +145,10 @@ class Climbed:
     best_name: str = ""
     rules: dict[str, str] = field(default_factory=dict)  # kernel → rules, or why there is nothing
     ratios: dict[str, float] = field(default_factory=dict)  # kernel → the judge's own number
+    searched: dict[str, str] = field(default_factory=dict)  # kernel → seconds given and taken, candidates
     diff: str = ""
     error: str = ""
+    turns: int = 0  # of the race
     seconds: float = 0.0
 
     @property
@@ -179,16 +194,21 @@ def climb(
     folder: Path,
     device: Device,
     arch: str,
-    budget: float,
-    late: Callable[[], bool],
+    seconds: float,
     search: Callable[..., Outcome] = optimize,
 ) -> Climbed:
+    """One ladder in so many seconds, the race included."""
     began, climbed = time.monotonic(), Climbed(ladder.name)
+    end = began + seconds
     try:
         shutil.copytree(folder, first := folder.with_name(f"{folder.name}-first"))
-        _optimise(ladder, folder, device, budget, late, search, climbed)
+        running = time.monotonic()
+        with turn(device.uuid, alone=True):
+            measure(ladder.first, first, ladder.passed)
+        kept = (time.monotonic() - running) * (2 + len(ladder.experts))
+        _optimise(ladder, folder, device, end - kept, search, climbed)
         build(ladder, folder, arch)
-        _race(ladder, first, folder, device.uuid, climbed)
+        _race(ladder, first, folder, device.uuid, end, climbed)
     except (CudaAgentError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         climbed.error = f"{type(error).__name__}: {error}"
     climbed.seconds = time.monotonic() - began
@@ -196,33 +216,47 @@ def climb(
 
 
 def _optimise(
-    ladder: Ladder,
-    folder: Path,
-    device: Device,
-    budget: float,
-    late: Callable[[], bool],
-    search: Callable[..., Outcome],
-    climbed: Climbed,
+    ladder: Ladder, folder: Path, device: Device, end: float, search: Callable[..., Outcome], climbed: Climbed
 ) -> None:
-    """Captures the first version's kernels and writes what is verified into the file, one kernel after the other."""
+    """Captures the first version's kernels and writes what is verified into the file, one kernel after the other,
+    those that cost most first."""
     file = folder / ladder.file
     wanted = "|".join(rf"\b{name}\b" for name in ladder.kernels)
     options = CaptureOptions(device="cuda", kernel=wanted, first=ladder.launches, stop=True, timeout=RUN_SECONDS)
     with turn(device.uuid, alone=False):  # others may be timing
         capture(ladder.first.command.split(), folder, options)
-    before = documents.read(file).text
-    for number, kernel in enumerate(ladder.kernels):
-        workload = bundle.find(file, kernel)
-        if workload is None:
-            climbed.rules[kernel] = "not captured"
+    found = {kernel: bundle.find(file, kernel) for kernel in ladder.kernels}
+    workloads = [workload for workload in found.values() if workload is not None]
+    climbed.rules |= {kernel: "not captured" for kernel, workload in found.items() if workload is None}
+    cost = shares(device, opened(Request(file)), workloads)
+    order = sorted(workloads, key=lambda workload: -cost.get(workload.kernel, 0.0))
+    before, left = documents.read(file).text, 1.0
+    for number, workload in enumerate(order):
+        kernel, share = workload.kernel, cost.get(workload.kernel)
+        seconds = SEARCHED * (end - time.monotonic()) * part_of(share, left, len(order) - number)
+        left = max(1e-9, left - (share or 0.0))
+        if seconds <= 0:
+            climbed.rules[kernel] = "no time was left"
             continue
-        request = Request(file, kernel=kernel, budget_s=budget, max_candidates=10_000)
+        began = time.monotonic()
+        request = Request(file, kernel=kernel, budget_s=seconds, max_candidates=10_000)
         try:
-            outcome = search(request, device=device, workload=workload, cancelled=late, on_event=_note)
+            outcome = search(
+                request,
+                device=device,
+                workload=workload,
+                cancelled=lambda: time.monotonic() > end,
+                on_event=_note,
+            )
         except CudaAgentError as error:
             climbed.rules[kernel] = f"{type(error).__name__}: {error}"
             device.restart()
             continue
+        finally:
+            taken = time.monotonic() - began
+            part = "" if share is None else f"{share:.0%} of the time, "
+            climbed.searched[kernel] = f"{part}{seconds:.0f} s given, {taken:.0f} s taken"
+        climbed.searched[kernel] += f", {outcome.tried} tried"
         if outcome.status != "verified" or outcome.candidate is None or outcome.verdict is None:
             climbed.rules[kernel] = f"{outcome.status}: {outcome.message}"
             continue
@@ -235,10 +269,12 @@ def _optimise(
         climbed.diff = ""
 
 
-def _race(ladder: Ladder, first: Path, ours: Path, gpu: str, climbed: Climbed) -> None:
-    """All versions by the program's own benchmark, in turns, each alone on the GPU as far as we use it."""
+def _race(ladder: Ladder, first: Path, ours: Path, gpu: str, end: float, climbed: Climbed) -> None:
+    """All versions by the program's own benchmark, one after the other, each alone on the GPU as far as we use it; and
+    once more where the time until `end` allows."""
     best: dict[str, float] = {}
-    for _ in range(TURNS):
+    for number in range(TURNS):
+        began = time.monotonic()
         for name, version, folder in (
             ("first", ladder.first, first),
             ("ours", ladder.first, ours),
@@ -246,22 +282,26 @@ def _race(ladder: Ladder, first: Path, ours: Path, gpu: str, climbed: Climbed) -
         ):
             with turn(gpu, alone=True):
                 best[name] = min(best.get(name, math.inf), measure(version, folder, ladder.passed))
+        climbed.turns = number + 1
+        if end - time.monotonic() < time.monotonic() - began:
+            break
     climbed.first, climbed.ours = best.pop("first"), best.pop("ours")
     climbed.best_name, climbed.best = min(best.items(), key=lambda item: item[1])
 
 
 def measure(version: Version, folder: Path, passed: str) -> float:
-    """The least time that the version's own benchmark prints. Raises RuntimeError when its check did not pass."""
+    """The least time that the version's own benchmark prints, in microseconds. Raises RuntimeError when its check did
+    not pass."""
     done = subprocess.run(
         version.command.split(), cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
     )
     if done.returncode or passed not in done.stdout:
         tail = (done.stdout + done.stderr)[-300:]
         raise RuntimeError(f"{version.command} ({version.name}) did not pass its own check: {tail}")
-    numbers = [float(number) for number in re.findall(version.pattern, done.stdout)]
-    if not numbers:
+    times = [version.microseconds(float(number)) for number in re.findall(version.pattern, done.stdout)]
+    if not times:
         raise RuntimeError(f"{version.command} printed no time of {version.name}: {done.stdout[-300:]}")
-    return 1 / max(numbers) if version.rate else min(numbers)
+    return min(times)
 
 
 def build(ladder: Ladder, folder: Path, arch: str) -> None:
@@ -283,22 +323,23 @@ def _note(event: Any) -> None:
 
 def table(climbs: Sequence[Climbed]) -> str:
     lines = [
-        "| ladder | first / ours | first / best | the best | recovered | rules (the judge's own ratio) |",
-        "|---|---|---|---|---|---|",
+        "| ladder | first | ours | best | the best | first / ours | first / best | recovered | "
+        "rules (the judge's own ratio) |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for c in climbs:
         rules = "; ".join(
             f"{kernel}: {words}{f' ({c.ratios[kernel]:.2f}×)' if kernel in c.ratios else ''}"
+            f"{f' [{c.searched[kernel]}]' if kernel in c.searched else ''}"
             for kernel, words in c.rules.items()
         )
-        cells = [c.ladder, "", "", c.best_name, "", " ".join(f"{rules} {c.error}".replace("|", "\\|").split())]
-        if c.first and c.ours and c.best:
-            cells[1], cells[2] = f"{c.first / c.ours:.2f}×", f"{c.first / c.best:.2f}×"
-        if c.recovered is not None:
-            cells[4] = f"{c.recovered:.0%}"
-        lines.append(f"| {' | '.join(cells)} |")
-    shares = [c.recovered for c in climbs if c.recovered is not None]
-    return "\n".join([*lines, "", mean(shares, len(climbs))])
+        times = [f"{time:,.1f} µs" if time else "" for time in (c.first, c.ours, c.best)]
+        gains = [f"{c.first / other:.2f}×" if c.first and other else "" for other in (c.ours, c.best)]
+        share = f"{c.recovered:.0%}" if c.recovered is not None else ""
+        words = " ".join(f"{rules} {c.error}".replace("|", "\\|").split())
+        lines.append(f"| {' | '.join([c.ladder, *times, c.best_name, *gains, share, words])} |")
+    recovered = [c.recovered for c in climbs if c.recovered is not None]
+    return "\n".join([*lines, "", mean(recovered, len(climbs))])
 
 
 def mean(shares: Sequence[float], of: int) -> str:
@@ -315,7 +356,6 @@ def main() -> int:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, default=Path("build/bench-ladders"))
     parser.add_argument("--only", default="")
-    parser.add_argument("--budget", type=float, default=45.0, help="seconds of a kernel")
     parser.add_argument("--wall", type=float, default=560.0)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--build-only", action="store_true")
@@ -333,20 +373,16 @@ def main() -> int:
         with open_device("cuda:0") as device:
             print(f"on {device.info.name}", flush=True)  # its worker runs now: the GPU's turns are known
             for one, future in zip(ladders, built, strict=True):
-                if time.monotonic() > end - arguments.budget * len(one.kernels):
-                    climbs.append(Climbed(one.name, error="no time was left"))
-                    continue
+                kernels = sum(len(other.kernels) for other in ladders[len(climbs) :])
+                seconds = (end - time.monotonic()) * len(one.kernels) / kernels
                 try:
-                    folder = future.result()
-                except (OSError, CudaAgentError, RuntimeError) as error:
+                    climbs.append(climb(one, future.result(), device, arguments.arch, seconds))
+                except (OSError, CudaAgentError, RuntimeError) as error:  # it was not built
                     climbs.append(Climbed(one.name, error=str(error)))
-                    continue
-                late = lambda: time.monotonic() > end  # noqa: E731
-                climbs.append(climb(one, folder, device, arguments.arch, arguments.budget, late))
                 with (arguments.out / "ladders.jsonl").open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(climbs[-1]) | {"device": device.info.name}) + "\n")
-                print(f"{one.name}: {climbs[-1].recovered} {climbs[-1].error}", flush=True)
-    (arguments.out / "ladders.md").write_text(table(climbs) + "\n", encoding="utf-8")
+                (arguments.out / "ladders.md").write_text(table(climbs) + "\n", encoding="utf-8")
+                print(table(climbs[-1:]).splitlines()[2], flush=True)
     print(table(climbs))
     return 0
 

@@ -50,16 +50,15 @@ def optimize_all(
         workloads = file.workloads(dev.kind, say, cancelled)
         if len(workloads) > 1:
             say({"event": "phase", "message": f"measuring what {len(workloads)} kernels cost", "percentage": 4})
-        shares = _shares(dev, file, workloads)
-        order = sorted(workloads, key=lambda workload: -shares.get(workload.kernel, 0.0))
+        costs = shares(dev, file, workloads)
+        order = sorted(workloads, key=lambda workload: -costs.get(workload.kernel, 0.0))
         seconds, left = request.budget_s, 1.0
         for number, workload in enumerate(order):
-            share = shares.get(workload.kernel)
+            share = costs.get(workload.kernel)
             if not everything and dev.kind != "emulator" and share is not None and share < LITTLE:
                 outcomes.append(_left_out(workload, share))
                 continue
-            equal = 1 / (len(order) - number)
-            part = equal if share is None else 0.5 * equal + 0.5 * min(1.0, share / left)
+            part = part_of(share, left, len(order) - number)
             one = replace(request, kernel=workload.kernel, budget_s=max(1.0, seconds * part), text=file.text)
             try:
                 found = optimize(one, on_event=say, cancelled=cancelled, device=dev, workload=workload, policy=policy())
@@ -82,7 +81,14 @@ def _left_out(workload: Workload, share: float) -> Outcome:
     return Outcome("nothing", workload.kernel, f"{workload.kernel} {why}", share=share)
 
 
-def _shares(device: Device, file: Opened, workloads: Sequence[Workload]) -> dict[str, float]:
+def part_of(share: float | None, left: float, kernels: int) -> float:
+    """The part of the seconds left for the next of so many kernels: half of them are shared equally, half by cost.
+    `share` is its part of the time of all kernels, `left` what those still to be searched have of it."""
+    equal = 1 / kernels
+    return equal if share is None else 0.5 * equal + 0.5 * min(1.0, share / left)
+
+
+def shares(device: Device, file: Opened, workloads: Sequence[Workload]) -> dict[str, float]:
     """Kernel → its part of the time of all of them: seconds of a launch, by the worker's clock, times the launches
     seen. On the emulator that is its own time, good for an order only. A kernel that does not replay is not in it."""
     if len(workloads) < 2:

@@ -250,9 +250,9 @@ def moved(launch: Launch) -> tuple[int, int]:
 RULES: Mapping[Kind, tuple[int, ...]] = {
     "bandwidth": (6, 8, 9, 17, 7, 16, 1, 15),
     "latency": (3, 2, 12, 1, 6, 9, 17, 16, 7, 13, 10),
-    "issue": (14, 6, 15, 9, 11, 12, 18, 16, 7, 8, 10),
+    "issue": (14, 6, 16, 15, 9, 11, 12, 18, 7, 8, 10),
     "atomics": (13, 12, 3, 1),
     "divergence": (2, 4, 3, 1, 12, 6),
     "shared conflicts": (5, 12, 4, 18),
-    "uncoalesced": (4, 2, 5, 6, 1, 16),
+    "uncoalesced": (4, 2, 5, 16, 6, 1),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import ladders
 from ladders import Climbed, Ladder, Version
 
-FIRST, EXPERT = 8.0, 1.0
+FIRST, EXPERT = 8000.0, 1000.0
 SCRIPT = """#!/bin/sh
 case "$1" in 1) ms=8.0;; *) ms=1.0;; esac
 echo "All results match"
@@ -72,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def climb(folder: Path, find: Any, ladder: Ladder = LADDER) -> Climbed:
     device: Any = SimpleNamespace(restart=lambda: None, uuid="")
-    return ladders.climb(ladder, folder, device, "sm_90", 10.0, lambda: False, find)
+    return ladders.climb(ladder, folder, device, "sm_90", 10.0, find)
 
 
 def test_half_of_the_way_on_a_logarithmic_scale(folder: Path) -> None:
@@ -81,7 +83,10 @@ def test_half_of_the_way_on_a_logarithmic_scale(folder: Path) -> None:
     assert climbed.recovered == pytest.approx(0.5)
     assert climbed.ratios == {"k": 2.0}
     row = ladders.table([climbed]).splitlines()[2]
-    assert row == "| toy | 2.83× | 8.00× | kernel 2 | 50% | k: test (2.00×) |"
+    shown = row.split(" | ")
+    assert shown[:-1] == ["| toy", "8,000.0 µs", "2,828.4 µs", "1,000.0 µs", "kernel 2", "2.83×", "8.00×", "50%"]
+    assert re.fullmatch(r"k: test \(2\.00×\) \[[67] s given, 0 s taken, 0 tried\] \|", shown[-1])
+    assert climbed.turns == ladders.TURNS
 
 
 def test_nothing_found_recovers_nothing_and_says_why(folder: Path) -> None:
@@ -107,6 +112,33 @@ def test_a_search_that_breaks_leaves_the_first_version(folder: Path) -> None:
     assert "fell off the bus" in climbed.rules["k"]
 
 
+def test_the_kernel_that_costs_most_is_searched_first_and_longest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def slow(request: Any, **_: Any) -> Outcome:
+        asked.append((request.kernel, request.budget_s))
+        return Outcome("nothing", request.kernel, "nothing better found")
+
+    monkeypatch.setattr(ladders, "shares", lambda *_: {"little": 0.1, "much": 0.9})
+    climb(folder, slow, replace(LADDER, kernels=("little", "much")))
+    assert [kernel for kernel, _ in asked] == ["much", "little"]
+    much, little = (seconds for _, seconds in asked)
+    assert much == pytest.approx(0.7 * ladders.SEARCHED * 10, rel=0.1)
+    assert little == pytest.approx(ladders.SEARCHED * 10, rel=0.1)  # the first one took none of its time
+
+
+def test_the_race_keeps_its_time(folder: Path) -> None:
+    def asked(request: Any, cancelled: Any, **_: Any) -> Outcome:
+        return Outcome("nothing", "k", "stopped" if cancelled() else "went on")
+
+    device: Any = SimpleNamespace(restart=lambda: None, uuid="")
+    climbed = ladders.climb(LADDER, folder, device, "sm_90", 0.0, asked)
+    assert climbed.rules == {"k": "no time was left"}
+    assert (climbed.recovered, climbed.turns) == (0, 1)
+
+
 OUTPUTS = {
     "transpose": "transpose naive             , Throughput = 437.6 GB/s, Time = 0.29 ms, Size = 1\n"
     "transpose coalesced         , Throughput = 1.0 GB/s, Time = 0.10 ms, Size = 1\n"
@@ -124,7 +156,6 @@ def test_the_times_that_the_programs_print(ladder: Ladder, tmp_path: Path) -> No
     printed = OUTPUTS[ladder.name]
     (tmp_path / "out").write_text(printed)
     for version in (ladder.first, *ladder.experts):
-        stand_in = Version(version.name, "cat out", version.pattern, version.rate)
-        time = ladders.measure(stand_in, tmp_path, ladder.passed)
-        assert 0 < time < 4
+        stand_in = Version(version.name, "cat out", version.pattern, version.work)
+        assert 50 < ladders.measure(stand_in, tmp_path, ladder.passed) < 4000
     assert ladders.mean([0.5, 0.98], 5).endswith("ladders: 70% (arithmetic 74%).")

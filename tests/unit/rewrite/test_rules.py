@@ -27,9 +27,11 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
     `demangled: ` when the template arguments matter. `seen: N`: launches of the program, of which the parameters at the
-    positions `varied: ` changed; `shapes: ` (grid), (block) of others that are not recorded."""
+    positions `varied: ` changed; `shapes: ` (grid), (block) of others that are not recorded. `bytes: N`: of each
+    buffer."""
     if "launch" not in settings:
         return None
+    size = int(settings.get("bytes", 4096))
     launches = []
     for grid, block, values in ast.literal_eval(f"[{settings['launch']}]"):
         args, buffers, offset = [], [], 0
@@ -38,7 +40,7 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
                 number, at = (int(x) for x in value.removeprefix("buffer").split("+"))
                 args.append(Arg(offset, bytes(8), (Pointer(0, number, at),)))
                 while len(buffers) <= number:
-                    buffers.append(Buffer(0x7F0000000000 + 4096 * len(buffers), 4096, (), None))
+                    buffers.append(Buffer(0x7F0000000000 + size * len(buffers), size, (), None))
                 offset += 8
             else:
                 args.append(Arg(offset, int(value).to_bytes(4, "little", signed=True)))

@@ -41,6 +41,7 @@ from cuda_agent.rewrite.rules.stream_hints import StreamHints
 from cuda_agent.rewrite.rules.sum_blocks import SumBlocks
 from cuda_agent.rewrite.rules.tabulate import Tabulate
 from cuda_agent.rewrite.rules.tile import Tile
+from cuda_agent.rewrite.rules.tile_product import TileProduct
 from cuda_agent.rewrite.rules.unroll import Unroll
 from cuda_agent.rewrite.rules.vector_columns import VectorColumns
 from cuda_agent.rewrite.rules.vector_inner import VectorInner
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     PrivateTable(),
     BlockTable(),
     ShareArray(),
+    TileProduct(),
     Stage(),
     StageWalk(),
     Pad(),

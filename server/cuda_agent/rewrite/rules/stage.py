@@ -68,7 +68,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, LaunchMap
 from cuda_agent.rewrite import blocked, launches, mirror, syntax
-from cuda_agent.rewrite.analysis import access, affine, aliasing, sizes, trips, uniform
+from cuda_agent.rewrite.analysis import access, affine, aliasing, sizes, trips, uniform, zeros
 from cuda_agent.rewrite.analysis.guards import frame
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.polynomial import Poly
@@ -77,14 +77,13 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coalesce import check_axes_in_sight
 from cuda_agent.rewrite.staged import ROW, WARP, Operand, Plan, edits, guards
 from cuda_agent.rewrite.syntax import text
-from cuda_agent.source.tree import operator, walk
+from cuda_agent.source.tree import walk
 
 _SHARED = 48 * 1024
 _LEAST = 8  # threads that share an element
 _AXES = {"rows": "y", "cols": "x"}
 _NAMES = {axis: name for name, axis in _AXES.items()}
 _BLOCKINGS = ({"rows": 4, "cols": 4}, {"rows": 8, "cols": 8}, {"rows": 4}, {"rows": 8}, {"rows": 2})
-_ZERO_AT_ZERO = {"sqrt", "sqrtf", "fabs", "fabsf", "__half2float", "__bfloat162float", "float", "double"}
 _SUMS = 256 * 64  # a block's sums of four bytes: a quarter of the registers
 
 
@@ -316,40 +315,9 @@ def _adds_products(context: Context, body: Node, operands: list[Operand]) -> boo
     if write is None or write.op not in ("+=", "-=") or write.name is None or write.value is None:
         return False
     staged = {u.node for o in operands for u in o.uses}
-    return sum(n in staged for n in walk(write.value, "subscript_expression")) > 1 and _zero(
+    return sum(n in staged for n in walk(write.value, "subscript_expression")) > 1 and zeros.zero_with(
         context, write.value, staged
     )
-
-
-def _zero(context: Context, node: Node, staged: set[Node]) -> bool:
-    """The expression is zero where the staged elements are."""
-    if node in staged:
-        return True
-    parts = node.named_children
-    match node.type:
-        case "parenthesized_expression":
-            return len(parts) == 1 and _zero(context, parts[0], staged)
-        case "cast_expression":
-            return _zero(context, syntax.field(node, "value"), staged)
-        case "unary_expression":
-            return operator(node) == "-" and _zero(context, parts[-1], staged)
-        case "binary_expression" if operator(node) in ("*", "+", "-"):
-            some = [_zero(context, part, staged) for part in parts]
-            literal = [part.type == "number_literal" for part in parts]
-            return all(some) or (operator(node) == "*" and any(some) and any(literal))
-        case "call_expression":
-            named = _meanings(context, text(syntax.field(node, "function")))
-            given = syntax.field(node, "arguments").named_children
-            return named <= _ZERO_AT_ZERO and len(given) == 1 and _zero(context, given[0], staged)
-    return False
-
-
-def _meanings(context: Context, name: str) -> set[str]:
-    """What the file's macros and type names may make of a name: itself where it is none of them."""
-    e = re.escape(name)
-    defined = re.findall(rf"#[ \t]*define[ \t]+{e}\b(.*)|\btypedef\b(.*)\b{e}\s*;|\busing\s+{e}\s*=(.*);", context.text)
-    found = {"".join(one).split("//")[0].strip() for one in defined}
-    return found if found and all(re.fullmatch(r"\w+", one) for one in found) else {name}
 
 
 def _bytes(context: Context, operand: Operand) -> int | None:
@@ -359,5 +327,5 @@ def _bytes(context: Context, operand: Operand) -> int | None:
     element = operand.uses[0].element
     if _template(context, element):
         return 8
-    known = [sizes.size_of(meaning, context.module) for meaning in _meanings(context, element)]
+    known = [sizes.size_of(meaning, context.module) for meaning in zeros.meanings(context, element)]
     return None if None in known else max(size for size in known if size is not None)
