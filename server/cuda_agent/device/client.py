@@ -60,6 +60,7 @@ class Device:
         self._closed = False
         self._jobs = 0
         self.starts = 0  # how many workers this device has had
+        self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
         if start:
             with self._busy:
                 self._ensure()
@@ -282,6 +283,7 @@ class _Conversation:
             elif header["type"] == "result":
                 self._result(header, payload)
             elif header["type"] == "done":
+                device.uploaded += header["uploaded"]
                 if self.results and self.results[-1].get("unsupported"):
                     raise Unsupported(self.results[-1]["error"])
                 return self.results

@@ -103,7 +103,7 @@ class Timer:
         side = Side(name, step, module, self.interpreter.digests[step["module"]])
         for symbol, init in step.get("globals", ()):
             variable = self.backend.symbol(module, symbol)
-            kept = self.backend.alloc(int(variable.size))
+            kept = self.interpreter.alloc(int(variable.size))
             self.interpreter.fill(kept, init)
             side.symbols.append((variable, kept))
         return side
@@ -117,9 +117,10 @@ class Timer:
         Their number makes the sets together twice the L2 (at least 2, at most MAX_SETS, within the memory share)."""
         shared = a.step["buffers"] == b.step["buffers"]
         each = self._bytes(a.step) + (0 if shared else self._bytes(b.step))
-        room = int(MEMORY_SHARE * self.backend.free_memory()) - each  # one more for the pristine copies
-        wanted = max(2, -(-2 * int(self.backend.info.l2_bytes) // each), self._batch_wish(each))
-        sets = min(wanted, MAX_SETS, room // each)
+        wanted = min(MAX_SETS, max(2, -(-2 * int(self.backend.info.l2_bytes) // each), self._batch_wish(each)))
+        sets = min(wanted, self._room(each))
+        if sets < wanted and self.interpreter.kept.clear():
+            sets = min(wanted, self._room(each))
         if sets < 2:
             raise OutOfMemory(3 * each, self.backend.free_memory())
         self._allocate(a, sets)
@@ -133,6 +134,10 @@ class Timer:
                 side.launches.append(self.clock.prepare(side.module, configuration(side.step, addresses)))
         return sets
 
+    def _room(self, each: int) -> int:
+        """For how many buffer sets there is memory, beside the pristine copies."""
+        return int(MEMORY_SHARE * self.backend.free_memory()) // each - 1
+
     @staticmethod
     def _batch_wish(each: int) -> int:
         """Small working sets belong to short kernels, which are timed in batches of one set a launch."""
@@ -140,12 +145,11 @@ class Timer:
 
     def _allocate(self, side: Side, sets: int) -> None:
         for spec in side.step["buffers"]:
-            pristine = self.backend.alloc(int(spec["size"]))
-            self.interpreter.fill(pristine, spec["init"])
-            self.interpreter.poison(pristine, spec.get("poison", ()))
+            pristine = self.interpreter.alloc(int(spec["size"]))
+            self.interpreter.begin(pristine, spec["init"], spec.get("poison", ()))
             side.pristine.append(pristine)
         for _ in range(sets):
-            buffers = [self.backend.alloc(int(p.size)) for p in side.pristine]
+            buffers = [self.interpreter.alloc(int(p.size)) for p in side.pristine]
             for buffer, pristine in zip(buffers, side.pristine, strict=True):
                 self.clock.copy(buffer, pristine)
             side.sets.append(buffers)

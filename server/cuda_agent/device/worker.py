@@ -142,10 +142,11 @@ class Worker:
                 self.run(header["job"], header["steps"])
 
     def run(self, job: int, steps: Sequence[dict[str, Any]]) -> None:
+        before = self.interpreter.uploaded
         with turn(self.backend.info.uuid, alone=any(step["op"] == "time" for step in steps)):
             self.wire.send({"type": "turn"})
             self._run(steps)
-        self.wire.send({"type": "done", "job": job})
+        self.wire.send({"type": "done", "job": job, "uploaded": self.interpreter.uploaded - before})
 
     def _run(self, steps: Sequence[dict[str, Any]]) -> None:
         try:
