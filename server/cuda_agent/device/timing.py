@@ -33,6 +33,7 @@ MAX_BATCH = 128
 CHECK_SHARE = 0.25  # of rounds have one sample's output compared
 WARM_SAMPLES = 7
 MIN_ROUNDS = 3
+PLAIN = 5.0  # times `min_us`: so long a launch fills the window alone, whatever one alone carries of the window's cost
 TRIES = 4  # at one sample that the host queues too late
 
 
@@ -77,7 +78,7 @@ class Timer:
         self._find_written(a, b)
         batch = self._batch(a, b, sets)
         samples, order, limits = self._rounds(a, b, batch, sets)
-        warm = self._warm(a, b, batch)
+        warm = self._warm(a, b, batch) if self.step.get("warm", True) else None
         self.interpreter.at(None)
         return {
             "samples": samples,
@@ -185,8 +186,10 @@ class Timer:
     # ------------------------------------------------------------ samples
 
     def _batch(self, a: Side, b: Side, sets: int) -> int:
-        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. The
-        estimate is made on a few launches in a row, because a single one carries the cost of the window itself."""
+        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. Unless
+        one is plainly enough the estimate is made on a few in a row: a single one carries the window's own cost."""
+        if min(self._sample(side, [0]).us for side in (a, b)) >= PLAIN * self.min_us:
+            return 1
         few = [i % sets for i in range(min(4, sets))]
         quick = min(self._sample(side, few).us for _ in range(3) for side in (a, b))
         return max(1, min(MAX_BATCH, sets, math.ceil(self.min_us / max(quick, 0.5))))
@@ -237,6 +240,8 @@ class Timer:
                 )
             order.append(pattern)
             limits.update(self.clock.limits())
+            if self._given_up(samples, len(order)):
+                break
             if (
                 budget is not None
                 and len(order) >= min(MIN_ROUNDS, wanted)
@@ -247,6 +252,19 @@ class Timer:
             self._sample(side, [0])
             self._check(side, 0, len(samples))
         return samples, order, dict(limits)
+
+    def _given_up(self, samples: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+        """Whether B lost by far in every one of so many rounds that more would only say it again."""
+        rule = self.step.get("give_up")
+        if rule is None or rounds != int(rule["rounds"]):
+            return False
+        best: dict[tuple[int, str], float] = {}
+        for sample in samples:
+            if sample.get("late"):
+                return False
+            key = sample["round"], sample["side"]
+            best[key] = min(best.get(key, math.inf), sample["us"])
+        return all(best[number, "a"] < float(rule["below"]) * best[number, "b"] for number in range(rounds))
 
     @staticmethod
     def _groups(cursor: int, batch: int, sets: int) -> list[list[int]]:
