@@ -202,13 +202,16 @@ class SimulatedDevice(Device):
     def restart(self) -> None:
         self.starts += 1
         self._backend = SimulatedBackend(Sky(self.weather, _number(self.seed, self.starts)), self.starts)
+        self._interpreter = Interpreter(self._backend, _Blobs())
 
     def run(self, job: Job, blobs: Any = None) -> list[dict[str, Any]]:
-        interpreter = Interpreter(self._backend, _Blobs(blobs or {}))
+        interpreter, before = self._interpreter, self._interpreter.uploaded
+        interpreter.blobs = _Blobs(blobs or {})
         try:
             return [interpreter.step(step).result for step in job.steps]
         finally:
             interpreter.end()
+            self.uploaded += interpreter.uploaded - before
 
     def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
         return self._compiler(build, text)

@@ -356,6 +356,58 @@ def test_masks_on_the_device(case: Case) -> None:
     assert (first["index"], first["got"]) == (2048, "nan")
 
 
+# ---------------------------------------------------------------- inputs kept on the device
+
+
+@pytest.mark.parametrize("n", [1 << 18, (1 << 25) + 3])
+def test_a_quick_judgement_moves_its_input_once_and_the_next_one_never(case: Case, n: int) -> None:
+    """Look at the seconds: without the upload a judgement of 128 MB takes a small part of the first one's."""
+    case.device.restart()
+    time_ = {"op": "time", "a": case.fields("scale", n), "b": case.fields("scale", n), "rounds": 5, "budget_s": 2}
+    time_["check"] = {"run": "o", "buffers": [{"buffer": 1, "dtype": "f32", "mask": "written"}]}
+    masks = [{"op": "changed", "run": "o", "mask": "changed"}, {"op": "unpoisoned", "run": "o", "mask": "written"}]
+    same = {"op": "compare", "a": "o", "b": "c", "buffers": [{"buffer": 1, "dtype": "f32", "mask": "written"}]}
+    outputs = [case.launch("c", "scale", n), case.launch("o", "scale", n), *masks, same]
+    for moves in (1, 0, 0):
+        before, began = case.device.uploaded, time.monotonic()
+        compared = case.run(*outputs)[-1]
+        between = time.monotonic()
+        checked = case.run(case.launch("o", "scale", n), *masks, time_)[-1]["checked"]
+        print(f"\n {4 * n:,} bytes: outputs {between - began:.3f} s, timing {time.monotonic() - between:.3f} s", end="")
+        assert compared["buffers"][0]["equal"]
+        assert checked["equal"]
+        assert case.device.uploaded - before == moves * 4 * n
+
+
+def test_what_a_kernel_writes_over_a_kept_input_is_seen_by_nobody(binaries: tuple[bytes, bytes]) -> None:
+    """In this process, which knows where the copy lies: the kernel gets its address in place of its output's."""
+    from cuda_agent.device.cuda import CudaBackend
+    from cuda_agent.device.interpreter import Interpreter
+
+    with open_device("cuda:0", start=False) as device:
+        case = Case(device, *binaries)
+    n = (1 << 24) + 1
+    steps, entry = [case.load(), case.launch("a", "scale", n)], {"buffer": 1, "dtype": "f32"}
+    expected = case.blob((2 * numpy.frombuffer(normals(n), "f4") + 1).astype("f4").tobytes())
+    compare_ = {"op": "compare", "a": "a", "b": "a", "buffers": [{**entry, "expected": expected}]}
+    evil = case.launch("evil", "scale", n)
+    interpreter = Interpreter(CudaBackend(0), case.blobs)
+    for scribbles in (False, True, False):
+        before, began = interpreter.uploaded, time.monotonic()
+        found = [interpreter.step(step).result for step in (*steps, compare_)]
+        print(f"\n job {time.monotonic() - began:.3f} s", end="")
+        assert found[-1]["buffers"][0]["equal"], found[-1]
+        moved = interpreter.uploaded - before
+        if scribbles:
+            assert moved == 4 * n  # the program's own result alone
+            (copy,) = interpreter.kept._copies.values()
+            evil["args"][1] = {"offset": 8, "hex": struct.pack("<Q", copy.array.data.ptr).hex(), "pointers": []}
+            assert interpreter.step(evil).result["ok"]
+        else:
+            assert moved == 2 * 4 * n
+        interpreter.end()
+
+
 # ---------------------------------------------------------------- ends
 
 

@@ -103,6 +103,7 @@ class Backend(Protocol):
 
     xp: Any
     info: DeviceInfo
+    keeps: bool  # a copy kept here from job to job saves something: the memory is not the host's (`kept.py`)
 
     def prepare_host(self, warm_up: Callable[[], None]) -> None:
         """Called once before the first job; calls `warm_up` where first uses are slow."""

@@ -12,7 +12,9 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -28,6 +30,7 @@ from cuda_agent.model import Binary, Build
 TURN_S = 1800.0  # others may time long kernels on this GPU, one after another
 START_S = 120.0  # a first CUDA context, and cupy compiling its kernels for the first time, take many seconds
 REAP_S = 5.0
+READERS = 8  # threads that read blobs
 # Ends that are the binary's doing. SIGKILL and SIGTERM from outside (a person, the kernel's out-of-memory killer) are
 # not.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
@@ -60,6 +63,7 @@ class Device:
         self._closed = False
         self._jobs = 0
         self.starts = 0  # how many workers this device has had
+        self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
         if start:
             with self._busy:
                 self._ensure()
@@ -267,7 +271,7 @@ class _Conversation:
             )
         except protocol.StreamClosed:
             self._died({})
-        until, begun = time.monotonic() + TURN_S, False
+        until, begun, left = time.monotonic() + TURN_S, False, self.job.deadline_s
         while True:
             frame = device._next(self.frames, until)
             if frame is None:
@@ -276,12 +280,16 @@ class _Conversation:
                 self._no_turn()
             header, payload = frame
             if header["type"] == "turn":
-                until, begun = time.monotonic() + self.job.deadline_s, True
+                until, begun = time.monotonic() + left, True
+            elif header["type"] == "wait":
+                left = until - time.monotonic()
+                until, begun = time.monotonic() + TURN_S, False
             elif header["type"] == "at":
                 self.step, self.module = header["step"], header["module"]
             elif header["type"] == "result":
                 self._result(header, payload)
             elif header["type"] == "done":
+                device.uploaded += header["uploaded"]
                 if self.results and self.results[-1].get("unsupported"):
                     raise Unsupported(self.results[-1]["error"])
                 return self.results
@@ -296,12 +304,31 @@ class _Conversation:
         frame = self.device._next(self.frames, time.monotonic() + START_S)
         if frame is None or frame[0]["type"] != "need":
             self._died(frame[0] if frame else {})
-        for name in frame[0]["names"]:
+        for name, data in self._read(frame[0]["names"]):
+            protocol.write_frame(self.channel.input, {"type": "put", "name": name}, data)
+
+    def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Blobs in order, some ahead: reading one from a bundle (decompress, check the hash) takes several times as
+        long as sending it, and most of that lets other threads run."""
+        if len(names) < READERS:
+            yield from ((name, self._blob(name)) for name in names)
+            return
+        with ThreadPoolExecutor(READERS, "blobs") as pool:
+            ahead: deque[Future[bytes]] = deque()
             try:
-                data = self.blobs[name]
-            except KeyError:
-                raise DeviceError(f"the job names blob {name[:12]}…, and nobody has it") from None
-            protocol.write_frame(self.channel.input, {"type": "put", "name": name}, data() if callable(data) else data)
+                for number, name in enumerate(names):
+                    while len(ahead) < 2 * READERS and number + len(ahead) < len(names):
+                        ahead.append(pool.submit(self._blob, names[number + len(ahead)]))
+                    yield name, ahead.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _blob(self, name: str) -> bytes:
+        try:
+            data = self.blobs[name]
+        except KeyError:
+            raise DeviceError(f"the job names blob {name[:12]}…, and nobody has it") from None
+        return data() if callable(data) else data
 
     def _result(self, header: dict[str, Any], payload: bytes) -> None:
         result = header["result"]

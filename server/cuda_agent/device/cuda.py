@@ -27,6 +27,8 @@ MEMORY_SHARE = 0.8  # of the free memory at start: others use the GPU too
 class CudaBackend:
     """Owns the primary context of one GPU. Raises DeviceMissing."""
 
+    keeps = True
+
     def __init__(self, index: int = 0) -> None:
         reason = driver.why_not()
         if reason is not None:
@@ -123,7 +125,7 @@ class CudaBackend:
         if self._clock is not None:
             self._clock.release()
         pool = self.xp.get_default_memory_pool()
-        if pool.total_bytes() > KEPT_BYTES:
+        if pool.free_bytes() > KEPT_BYTES:
             pool.free_all_blocks()
 
     @property

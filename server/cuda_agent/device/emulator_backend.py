@@ -40,6 +40,7 @@ class EmulatorModule:
 
 class EmulatorBackend:
     xp: Any = numpy
+    keeps = False
     clock: Clock | None = None
 
     def __init__(self, gpu: str = "h200") -> None:

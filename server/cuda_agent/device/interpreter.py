@@ -21,9 +21,10 @@ from cuda_agent.device import compare as numeric
 from cuda_agent.device import masks
 from cuda_agent.device.backend import Backend, OutOfMemory, configuration
 from cuda_agent.device.jobs import CANARY, StepFailed
+from cuda_agent.device.kept import Kept
 
 ALIGN = 256  # what cudaMalloc promises
-PRISTINE_SHARE = 0.25  # of free memory: initial bytes kept on the device between the steps of a job
+SMALL = 1 << 20  # bytes: moving fewer to the device costs less than looking at a copy kept there
 
 
 class BlobCache(Protocol):
@@ -47,6 +48,7 @@ class Run:
     buffers: list[Placed]
     symbols: list[tuple[str, Any]] = field(default_factory=list)  # __device__ variables as the launch left them
     masks: dict[str, list[Any]] = field(default_factory=dict)
+    differs: list[Any] | None = None  # masks of the bytes that are not the initial ones, once somebody asked
     writer: Callable[[int, int], dict[str, Any] | None] | None = None  # of a traced launch: who stored to a byte
 
     def array(self, number: int) -> Any:
@@ -76,9 +78,8 @@ class Interpreter:
         self.digests: dict[str, str] = {}  # module name → sha256 of its binary
         self.runs: dict[str, Run] = {}
         self._loaded: dict[str, Any] = {}  # binaries loaded in this job, by sha256
-        self._pristine: dict[tuple[str, ...], Any] = {}
-        self._pristine_bytes = 0
-        self._room: int | None = None  # for pristine bytes, asked once a job
+        self.kept = Kept(backend)
+        self.uploaded = 0  # bytes of buffers moved to the device so far
         self._constants: dict[object, Any] = {}  # small arrays that steps need again and again
 
     # ------------------------------------------------------------ jobs
@@ -90,10 +91,8 @@ class Interpreter:
         self.modules.clear()
         self.digests.clear()
         self._loaded.clear()
-        self._pristine.clear()
-        self._pristine_bytes = 0
-        self._room = None
         self._constants.clear()
+        self.kept.end_job()
         self.backend.end_job()
 
     def warm_up(self) -> None:
@@ -113,6 +112,10 @@ class Interpreter:
                 selected = numeric.select(self.xp, 64, dtype, part, mask if part else None, bool(part))
                 tolerance = {"rel": 1e-6, "scaled": 1e-6, "abs": 0.0, "ulp": 1}
                 numeric.compare(self.xp, placed.data, other.data, dtype, selected=selected, tolerance=tolerance)
+        self.kept.put("warm up", placed.data)
+        self.kept.launched()
+        self.kept.fill("warm up", other.data)
+        self.kept.clear()
         self.end()
 
     def step(self, step: Mapping[str, Any]) -> Reply:
@@ -135,8 +138,20 @@ class Interpreter:
 
     # ------------------------------------------------------------ memory
 
-    def bytes_of(self, init: Mapping[str, Any]) -> bytes:
-        return b"".join(self.blobs[name] for name in init["blobs"])
+    def alloc(self, size: int) -> Any:
+        """Memory of the device; copies kept from earlier make room where it is short. Raises OutOfMemory."""
+        try:
+            return self.backend.alloc(size)
+        except OutOfMemory:
+            if not self.kept.clear():
+                raise
+            return self.backend.alloc(size)
+
+    def begin(self, target: Any, init: Mapping[str, Any], poison: Sequence[Sequence[Any]]) -> None:
+        """The buffer as a launch finds it. What is poisoned whole needs no initial bytes."""
+        if not any(start <= 0 and end >= target.size for start, end, _ in poison):
+            self.fill(target, init)
+        self.poison(target, poison)
 
     def fill(self, target: Any, init: Mapping[str, Any]) -> None:
         """Put the initial bytes into `target` (uint8, exactly the buffer)."""
@@ -159,17 +174,14 @@ class Interpreter:
     def _fill_values(self, target: Any, init: Mapping[str, Any]) -> None:
         """Elements of `dtype` made from another init: perturbed first, then written as float64 (`widen`)."""
         key = ("values", repr(sorted(init.items())))
-        kept = self._pristine.get(key)
-        if kept is not None and kept.size == target.size:
-            target[:] = kept
-            return
-        self._make_values(target, init)
-        self._keep(key, target)
+        if not self.kept.fill(key, target):
+            self._make_values(target, init)
+            self.kept.put(key, target)
 
     def _make_values(self, target: Any, init: Mapping[str, Any]) -> None:
         dtype, widen = init["dtype"], bool(init.get("widen"))
         width = numeric.DTYPES[dtype][0]
-        narrow = self.backend.alloc(int(target.size) * width // 8 if widen else int(target.size))
+        narrow = self.alloc(int(target.size) * width // 8 if widen else int(target.size))
         self.fill(narrow, init["values"])
         if init.get("change") is not None:
             narrow[:] = numeric.perturbed(self.xp, narrow, dtype, init["change"], int(init.get("seed", 0)))
@@ -179,28 +191,26 @@ class Interpreter:
         wide = numeric.values(self.xp, numeric.elements(self.xp, narrow, dtype), dtype)
         target[: 8 * wide.size] = wide.view("uint8")
 
-    def _fill_blobs(self, target: Any, names: tuple[str, ...]) -> None:
-        """From the copy kept on the device when there is one: the same inputs are used by most launches of a job."""
-        kept = self._pristine.get(names)
-        if kept is None:
-            data = self.bytes_of({"blobs": names})
-            if len(data) != target.size:
-                raise StepFailed(f"the recorded bytes are {len(data)}, the buffer has {target.size}")
-            self.backend.upload(target, data)
-            self._keep(names, target)
-        elif kept.size != target.size:
-            raise StepFailed(f"the recorded bytes are {kept.size}, the buffer has {target.size}")
-        else:
-            target[:] = kept
+    def _fill_blobs(self, target: Any, names: tuple[str, ...], keep: bool = True) -> None:
+        """From the copy kept on the device when there is one."""
+        large = self.backend.keeps and target.size >= SMALL
+        if large and self.kept.fill(names, target):
+            return
+        self._upload(target, names)
+        if large and keep:
+            self.kept.put(names, target)
 
-    def _keep(self, key: tuple[str, ...], target: Any) -> None:
-        """Remember initial bytes on the device while there is room."""
-        if self._room is None:
-            self._room = int(PRISTINE_SHARE * self.backend.free_memory())
-        if self._pristine_bytes + target.size <= self._room:
-            self._pristine[key] = kept = self.backend.alloc(int(target.size))
-            kept[:] = target
-            self._pristine_bytes += int(target.size)
+    def _upload(self, target: Any, names: Sequence[str]) -> None:
+        """Chunk by chunk: joined they would be a second copy on the host."""
+        chunks = [self.blobs[name] for name in names]
+        recorded = sum(map(len, chunks))
+        if recorded != target.size:
+            raise StepFailed(f"the recorded bytes are {recorded}, the buffer has {target.size}")
+        at = 0
+        for chunk in chunks:
+            self.backend.upload(target[at : at + len(chunk)], chunk)
+            at += len(chunk)
+        self.uploaded += at
 
     def pattern(self, target: Any, pattern: bytes, start: int) -> None:
         """Repeat `pattern` over `target`, as if it began at byte `start` of the buffer."""
@@ -243,30 +253,30 @@ class Interpreter:
     def place(self, spec: Mapping[str, Any], canary: int, shift: int, salt: int = 0) -> Placed:
         size = int(spec["size"])
         left = -(-canary // ALIGN) * ALIGN + shift
-        whole = self.backend.alloc(left + size + canary)
+        whole = self.alloc(left + size + canary)
         if left:  # without canaries the buffer is the whole allocation: a checker of accesses knows its ends
             whole[:left] = self.canary(left, salt)
         if canary:
             whole[left + size :] = self.canary(canary, salt)
         placed = Placed(whole, whole[left : left + size], left, salt, spec["init"], spec.get("poison", ()))
         if "run" in placed.init:  # its bytes may change later: keep them for `changed`
-            kept = self.backend.alloc(size)
+            kept = self.alloc(size)
             self.fill(kept, placed.init)
             placed.init = {"array": kept}
             placed.data[:] = kept
+            self.poison(placed.data, placed.poison)
         else:
-            self.fill(placed.data, placed.init)
-        self.poison(placed.data, placed.poison)
+            self.begin(placed.data, placed.init, placed.poison)
         return placed
 
     def initial(self, placed: Placed) -> Any:
         """The buffer's bytes before the launch, made again."""
-        fresh = self.backend.alloc(int(placed.data.size))
+        fresh = self.alloc(int(placed.data.size))
         if "array" in placed.init:
             fresh[:] = placed.init["array"]
+            self.poison(fresh, placed.poison)
         else:
-            self.fill(fresh, placed.init)
-        self.poison(fresh, placed.poison)
+            self.begin(fresh, placed.init, placed.poison)
         return fresh
 
     def _scrub(self, run: Run) -> None:
@@ -309,7 +319,10 @@ class Interpreter:
         self.set_globals(step)
         addresses = [self.backend.address(p.data) for p in placed]
         self.at(self.digests[step["module"]])
-        launched = self.backend.launch(module, configuration(step, addresses, trace=bool(step.get("trace"))))
+        try:
+            launched = self.backend.launch(module, configuration(step, addresses, trace=bool(step.get("trace"))))
+        finally:
+            self.kept.launched()
         self.at(None)
         run = Run(placed, writer=launched.writer)
         for symbol, _ in step.get("globals", ()):
@@ -318,7 +331,7 @@ class Interpreter:
         return Reply({"canaries": self.damage(run), "seconds": launched.seconds, **launched.traced})
 
     def _copy(self, array: Any) -> Any:
-        kept = self.backend.alloc(int(array.size))
+        kept = self.alloc(int(array.size))
         kept[:] = array
         return kept
 
@@ -360,8 +373,11 @@ class Interpreter:
         number, dtype = int(entry["buffer"]), entry.get("dtype", "bytes")
         got = b.array(number)
         if "expected" in entry:
-            expected = self.backend.alloc(int(got.size))
-            self.fill(expected, entry["expected"])
+            expected = self.alloc(int(got.size))
+            if "blobs" in entry["expected"]:  # they may be the program's own result: not kept
+                self._fill_blobs(expected, tuple(entry["expected"]["blobs"]), keep=False)
+            else:
+                self.fill(expected, entry["expected"])
         else:
             expected = a.array(number)
         if expected.size != got.size:
@@ -375,6 +391,8 @@ class Interpreter:
         wrong = result["first"]
         if b.writer is not None and wrong is not None and number < len(b.buffers):
             result["writer"] = b.writer(number, wrong["index"] * numeric.DTYPES.get(dtype, (1, ""))[0])
+        if "expected" in entry:
+            expected[:] = 0xFF  # no later launch may find it in freed memory
         return {"buffer": number, **result}
 
     def _op_error(self, step: Mapping[str, Any]) -> Reply:
@@ -402,17 +420,23 @@ class Interpreter:
 
     def _op_changed(self, step: Mapping[str, Any]) -> Reply:
         run = self.run(step["run"])
-        return self._keep_masks(step, run, [placed.data != self.initial(placed) for placed in run.buffers])
+        return self._keep_masks(step, run, list(self._differs(run)))
+
+    def _differs(self, run: Run) -> list[Any]:
+        """Masks of the bytes that are not the initial ones; no run changes after its launch."""
+        if run.differs is None:
+            run.differs = [placed.data != self.initial(placed) for placed in run.buffers]
+        return run.differs
 
     def _op_unpoisoned(self, step: Mapping[str, Any]) -> Reply:
         """Where a poisoned byte no longer holds its poison. Bytes that were never poisoned are not in the mask."""
         run = self.run(step["run"])
         found = []
-        for placed in run.buffers:
+        for placed, differs in zip(run.buffers, self._differs(run), strict=True):
             poisoned = self.xp.zeros(int(placed.data.size), dtype=bool)
             for start, end, _ in placed.poison:
-                poisoned[start:end] = True
-            found.append((placed.data != self.initial(placed)) & poisoned)
+                poisoned[start:end] = differs[start:end]
+            found.append(poisoned)
         return self._keep_masks(step, run, found)
 
     def _keep_masks(self, step: Mapping[str, Any], run: Run, found: list[Any]) -> Reply:
@@ -458,4 +482,7 @@ class Interpreter:
 
         if self.backend.clock is None:
             raise StepFailed("the emulator does not measure time")
-        return Reply(timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run())
+        try:
+            return Reply(timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run())
+        finally:
+            self.kept.launched()

@@ -197,8 +197,12 @@ def time_step(
     seed: int = 0,
     budget_s: float | None = None,
     check: Mapping[str, Any] | None = None,
+    warm: bool = True,
+    give_up: Mapping[str, float] | None = None,
 ) -> Step:
-    """`a` and `b` are `launch_fields`. Rounds end at `rounds` or after `budget_s` seconds, whichever comes first."""
+    """`a` and `b` are `launch_fields`. Rounds end at `rounds` or after `budget_s` seconds, whichever comes first, or
+    with `give_up` {rounds, below} after so many, when in each of them B was slower than A / below. `warm`: with a warm
+    L2, too."""
     step: Step = {
         "op": "time",
         "a": dict(a),
@@ -208,6 +212,10 @@ def time_step(
         "cold": cold,
         "seed": seed,
     }
+    if not warm:
+        step["warm"] = False
+    if give_up is not None:
+        step["give_up"] = dict(give_up)
     if budget_s is not None:
         step["budget_s"] = budget_s
     if check is not None:

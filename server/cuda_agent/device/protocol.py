@@ -7,12 +7,13 @@ The conversation, one job at a time:
     worker  ready {info, pid, version}            or  failed {error, missing}
     client  have {names}          worker  need {names}
     client  put {name} + bytes    (once for each needed blob)
-    client  run {job, steps}      worker  turn  at {step, module}*  beat*  result {step, result} + bytes  … done {job}
+    client  run {job, steps}      worker  turn  at {step, module}*  beat*  wait turn  result {step, result} + bytes  …
+                                          done {job, uploaded}
                                   or      dying {step, error, module}   (a CUDA error: the process ends after it)
 
-`turn`: the GPU is this job's now (`turn.py`), and its deadline begins. `at` names the module that is about to run, so
-that a worker that is killed from outside can be blamed on the right binary. Python's JSON carries
-NaN and Infinity; both ends are this file.
+`turn`: the GPU is this job's now (`turn.py`), and its deadline begins, or goes on after `wait`. `at` names the module
+that is about to run, so that a worker that is killed from outside can be blamed on the right binary. `uploaded`: bytes
+of buffers that the job moved to the device. Python's JSON carries NaN and Infinity; both ends are this file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"CAW1"
 _PREFIX = struct.Struct("<4sIQ")
 MAX_HEADER = 256 * 1024 * 1024  # a job of thousands of buffers stays far below; more means a torn stream

@@ -33,6 +33,7 @@ MAX_BATCH = 128
 CHECK_SHARE = 0.25  # of rounds have one sample's output compared
 WARM_SAMPLES = 7
 MIN_ROUNDS = 3
+PLAIN = 5.0  # times `min_us`: so long a launch fills the window alone, whatever one alone carries of the window's cost
 TRIES = 4  # at one sample that the host queues too late
 
 
@@ -77,7 +78,7 @@ class Timer:
         self._find_written(a, b)
         batch = self._batch(a, b, sets)
         samples, order, limits = self._rounds(a, b, batch, sets)
-        warm = self._warm(a, b, batch)
+        warm = self._warm(a, b, batch) if self.step.get("warm", True) else None
         self.interpreter.at(None)
         return {
             "samples": samples,
@@ -103,7 +104,7 @@ class Timer:
         side = Side(name, step, module, self.interpreter.digests[step["module"]])
         for symbol, init in step.get("globals", ()):
             variable = self.backend.symbol(module, symbol)
-            kept = self.backend.alloc(int(variable.size))
+            kept = self.interpreter.alloc(int(variable.size))
             self.interpreter.fill(kept, init)
             side.symbols.append((variable, kept))
         return side
@@ -117,9 +118,10 @@ class Timer:
         Their number makes the sets together twice the L2 (at least 2, at most MAX_SETS, within the memory share)."""
         shared = a.step["buffers"] == b.step["buffers"]
         each = self._bytes(a.step) + (0 if shared else self._bytes(b.step))
-        room = int(MEMORY_SHARE * self.backend.free_memory()) - each  # one more for the pristine copies
-        wanted = max(2, -(-2 * int(self.backend.info.l2_bytes) // each), self._batch_wish(each))
-        sets = min(wanted, MAX_SETS, room // each)
+        wanted = min(MAX_SETS, max(2, -(-2 * int(self.backend.info.l2_bytes) // each), self._batch_wish(each)))
+        sets = min(wanted, self._room(each))
+        if sets < wanted and self.interpreter.kept.clear():
+            sets = min(wanted, self._room(each))
         if sets < 2:
             raise OutOfMemory(3 * each, self.backend.free_memory())
         self._allocate(a, sets)
@@ -133,6 +135,10 @@ class Timer:
                 side.launches.append(self.clock.prepare(side.module, configuration(side.step, addresses)))
         return sets
 
+    def _room(self, each: int) -> int:
+        """For how many buffer sets there is memory, beside the pristine copies."""
+        return int(MEMORY_SHARE * self.backend.free_memory()) // each - 1
+
     @staticmethod
     def _batch_wish(each: int) -> int:
         """Small working sets belong to short kernels, which are timed in batches of one set a launch."""
@@ -140,12 +146,11 @@ class Timer:
 
     def _allocate(self, side: Side, sets: int) -> None:
         for spec in side.step["buffers"]:
-            pristine = self.backend.alloc(int(spec["size"]))
-            self.interpreter.fill(pristine, spec["init"])
-            self.interpreter.poison(pristine, spec.get("poison", ()))
+            pristine = self.interpreter.alloc(int(spec["size"]))
+            self.interpreter.begin(pristine, spec["init"], spec.get("poison", ()))
             side.pristine.append(pristine)
         for _ in range(sets):
-            buffers = [self.backend.alloc(int(p.size)) for p in side.pristine]
+            buffers = [self.interpreter.alloc(int(p.size)) for p in side.pristine]
             for buffer, pristine in zip(buffers, side.pristine, strict=True):
                 self.clock.copy(buffer, pristine)
             side.sets.append(buffers)
@@ -181,8 +186,10 @@ class Timer:
     # ------------------------------------------------------------ samples
 
     def _batch(self, a: Side, b: Side, sets: int) -> int:
-        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. The
-        estimate is made on a few launches in a row, because a single one carries the cost of the window itself."""
+        """Launches in one timed window, the same for both sides: enough for the quicker one to fill `min_us`. Unless
+        one is plainly enough the estimate is made on a few in a row: a single one carries the window's own cost."""
+        if min(self._sample(side, [0]).us for side in (a, b)) >= PLAIN * self.min_us:
+            return 1
         few = [i % sets for i in range(min(4, sets))]
         quick = min(self._sample(side, few).us for _ in range(3) for side in (a, b))
         return max(1, min(MAX_BATCH, sets, math.ceil(self.min_us / max(quick, 0.5))))
@@ -233,6 +240,8 @@ class Timer:
                 )
             order.append(pattern)
             limits.update(self.clock.limits())
+            if self._given_up(samples, len(order)):
+                break
             if (
                 budget is not None
                 and len(order) >= min(MIN_ROUNDS, wanted)
@@ -243,6 +252,19 @@ class Timer:
             self._sample(side, [0])
             self._check(side, 0, len(samples))
         return samples, order, dict(limits)
+
+    def _given_up(self, samples: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+        """Whether B lost by far in every one of so many rounds that more would only say it again."""
+        rule = self.step.get("give_up")
+        if rule is None or rounds != int(rule["rounds"]):
+            return False
+        best: dict[tuple[int, str], float] = {}
+        for sample in samples:
+            if sample.get("late"):
+                return False
+            key = sample["round"], sample["side"]
+            best[key] = min(best.get(key, math.inf), sample["us"])
+        return all(best[number, "a"] < float(rule["below"]) * best[number, "b"] for number in range(rounds))
 
     @staticmethod
     def _groups(cursor: int, batch: int, sets: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ Two advisory file locks a GPU, named by its UUID, in the folder for temporary fi
 process dies:
 
 - `queue` is held while one waits for the other lock, so that a timing that waits lets nobody new pass it;
-- `gpu` is held shared by jobs without a `time` step, exclusively by jobs with one.
+- `gpu` is held shared by a job until its first `time` step, exclusively from then on.
 
 Programs that take no turns (a person's own, a captured one) are seen only as noise.
 """
@@ -33,20 +33,29 @@ def folder() -> Path:
 @contextlib.contextmanager
 def turn(
     uuid: str, *, alone: bool, cancelled: Callable[[], bool] = lambda: False, at: Path | None = None
-) -> Iterator[None]:
-    """Waits for as long as others hold the GPU. An empty `uuid` (the emulator) and a folder that takes no file mean no
-    turns. Raises Cancelled."""
+) -> Iterator[Callable[[], None]]:
+    """Waits for as long as others hold the GPU. What it gives makes a shared turn one alone: it lets go and waits
+    again. An empty `uuid` (the emulator) and a folder that takes no file mean no turns. Raises Cancelled."""
     with contextlib.ExitStack() as held:
         locks = [(at or folder()) / f"cuda-agent-{uuid}.{name}" for name in ("queue", "gpu")] if uuid else []
         opened = [_open(path, held) for path in locks]
-        if all(fd is not None for fd in opened) and opened:
-            queue, gpu = opened
-            assert queue is not None
-            assert gpu is not None
+        fds = [fd for fd in opened if fd is not None]
+
+        def take(kind: int) -> None:
+            if len(fds) != 2:
+                return
+            queue, gpu = fds
             _take(queue, fcntl.LOCK_EX, cancelled)
-            _take(gpu, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, cancelled)
+            _take(gpu, kind, cancelled)
             fcntl.flock(queue, fcntl.LOCK_UN)
-        yield
+
+        def be_alone() -> None:
+            for fd in fds:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            take(fcntl.LOCK_EX)
+
+        take(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield be_alone
 
 
 def _open(path: Path, held: contextlib.ExitStack) -> int | None:

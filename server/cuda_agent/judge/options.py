@@ -33,6 +33,7 @@ class JudgeOptions:
     min_us: float = 20.0  # a sample times at least this long (a batch of launches below it)
     timing_budget_s: float = 8.0  # one launch's rounds end after this
     floor_of_day: bool = False  # a noise floor known from today's A/A runs on this GPU saves one of its own
+    brief: bool = False  # timing for a search: none with a warm L2, and few rounds of what is plainly slower
     deadline_s: float = 120.0  # a job of the original
     slower_deadline: float = 30.0  # a candidate may take this many times the original's job, and ten seconds
     seed: int = 0

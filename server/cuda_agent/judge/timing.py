@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from cuda_agent.judge.case import Case
 
 FLOOR_ROUNDS = 20
+# After so many rounds a search need not know by how much more than a tenth a candidate is slower. (Fewer whole rounds
+# give no interval.)
+GIVE_UP = {"rounds": 6, "below": 0.9}
 CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock
 # Microseconds of an original's launch in its A/A run: what the worker's clock says of one launch is mostly the host.
 _lengths: WeakKeyDictionary[Device, dict[tuple[str, Launch], float]] = WeakKeyDictionary()
@@ -87,7 +90,8 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
     b = jobs.launch_fields("candidate", launch, poison=poison, **case.candidate_fields(index))
     # Long kernels still need enough rounds for an interval: five of four samples, and the candidate may be slower.
     budget = max(options.timing_budget_s, 60 * base.seconds)
-    common: dict[str, Any] = {"min_us": options.min_us, "cold": True, "budget_s": budget}
+    common: dict[str, Any] = {"min_us": options.min_us, "cold": True, "budget_s": budget, "warm": not options.brief}
+    give_up = GIVE_UP if options.brief else None
     lengths = _lengths.setdefault(case.device, {})
     name = (case.original_binary.sha256, launch)
     floor = _day(case, lengths[name]) if options.floor_of_day and name in lengths else {}
@@ -96,7 +100,7 @@ def _measure(case: Case, index: int, seed: int) -> LaunchTime:
         case.original_launch("o", index, poison=poison),
         jobs.changed_step("o", "changed"),
         jobs.unpoisoned_step("o", "written"),
-        jobs.time_step(a, b, rounds=options.rounds, seed=seed, check=_check(case, index), **common),
+        jobs.time_step(a, b, rounds=options.rounds, seed=seed, check=_check(case, index), give_up=give_up, **common),
     ]
     if not floor:
         itself = jobs.time_step(a, a, rounds=min(FLOOR_ROUNDS, options.rounds), seed=seed + 7919, **common)

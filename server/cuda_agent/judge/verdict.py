@@ -72,6 +72,7 @@ def quick(
         timing_budget_s=min(base.timing_budget_s, QUICK_BUDGET_S),
         poisons=1,
         floor_of_day=True,
+        brief=True,
         mutants=0,
         shadow="wide",  # the full judgement of the winner asks the shadow about every difference
     )

@@ -70,6 +70,7 @@ class HostClock:
 class HostBackend:
     xp: Any = numpy
     info = replace(GPUS["h200"], uuid=os.environ.get("HOST_GPU", ""))
+    keeps = True
 
     def __init__(self) -> None:
         self.clock: Any = HostClock()

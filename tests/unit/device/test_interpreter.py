@@ -179,16 +179,6 @@ def test_compare_with_recorded_bytes(bench: Bench) -> None:
     assert sha(after) in blob_names([{"op": "compare", "buffers": [entry]}])
 
 
-def test_inputs_are_uploaded_once_a_job(bench: Bench) -> None:
-    uploads: list[int] = []
-    real = bench.interpreter.backend.upload
-    bench.interpreter.backend.upload = lambda array, data: (uploads.append(len(data)), real(array, data))[1]  # type: ignore[method-assign]
-    for run in "abc":
-        bench.do(bench.program.launch(run))
-    assert len(uploads) == 2
-    assert bench.floats("c") == bench.floats("a")
-
-
 def test_freed_memory_holds_no_answers(bench: Bench) -> None:
     bench.do(bench.program.launch("a"))
     whole = bench.interpreter.runs["a"].buffers[1].whole

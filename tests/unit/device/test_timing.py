@@ -208,6 +208,34 @@ def test_warm_times_beside_the_cold_ones(bench: Any) -> None:
     assert time(bench, "slow", "adds")["warm"] == {"a_us": 50.0, "b_us": 30.0}
 
 
+def test_no_warm_times_where_nobody_asks(bench: Any) -> None:
+    _, _, clock = bench
+    time(bench, "slow", "adds")
+    taken = len(clock.batches)
+    assert time(bench, "slow", "adds", warm=False)["warm"] is None
+    assert len(clock.batches) - taken == taken - 14
+
+
+def test_long_kernels_are_launched_for_their_rounds_alone(bench: Any) -> None:
+    """At 90 ms a launch, each one that tells nothing costs a search as much as one that does."""
+    _, _, clock = bench
+    result = time(bench, "slow", "adds", min_us=5.0, warm=False, rounds=10)
+    assert result["batch"] == 1
+    extra = 2 + 4 + 2  # is it long, clocks settle, each side's output is checked
+    assert sum(map(len, clock.batches)) == 40 + extra
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "rounds"), [("adds", "slow", 6), ("slow", "adds", 12), ("slow", "slow", 12)]
+)  # 30 µs and 50 µs
+def test_what_loses_by_far_is_given_up(bench: Any, a: str, b: str, rounds: int) -> None:
+    rule = {"rounds": 6, "below": 0.9}
+    assert time(bench, a, b, rounds=12, give_up=rule)["rounds"] == rounds
+    assert time(bench, a, b, rounds=12, give_up={**rule, "below": 0.5})["rounds"] == 12
+    bench[2].late = {-1}
+    assert time(bench, a, b, rounds=12, give_up=rule)["rounds"] == 12  # late samples tell nothing
+
+
 def test_sets_are_shared_only_when_both_start_alike(bench: Any) -> None:
     program, interpreter, _ = bench
     other = program.fields("slow")

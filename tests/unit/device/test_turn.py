@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -10,9 +9,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cuda_agent.device import client
 from cuda_agent.device.client import Device
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.turn import turn
@@ -60,6 +61,28 @@ def test_who_shares(gpu: str, first: bool, second: bool, together: bool) -> None
     one.leave.set()
     assert other.has.wait(patience(LONG_S))
     other.leave.set()
+
+
+def test_a_shared_turn_becomes_one_alone(gpu: str) -> None:
+    """It lets go meanwhile: two that wait for each other would wait for ever."""
+    other = Taking(gpu, False)
+    assert other.has.wait(patience(LONG_S))
+    began, alone = threading.Event(), threading.Event()
+
+    def time_something() -> None:
+        with turn(gpu, alone=False) as be_alone:
+            began.set()
+            be_alone()
+            alone.set()
+
+    for _ in range(2):
+        threading.Thread(target=time_something, daemon=True).start()
+    assert began.wait(patience(LONG_S))
+    assert not alone.wait(0.1)
+    other.leave.set()
+    assert alone.wait(patience(LONG_S))
+    with turn(gpu, alone=True):
+        pass
 
 
 def test_nobody_new_passes_a_timing_that_waits(gpu: str) -> None:
@@ -126,18 +149,32 @@ def test_a_job_waits_its_turn_and_its_deadline_does_not_run_meanwhile(gpu: str) 
         assert ended.is_set()
 
 
-def test_only_a_job_that_times_is_alone(gpu: str) -> None:
+def test_only_the_timing_of_a_job_is_alone(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before it is done while others share the GPU, and the deadline stands still while it waits."""
     program = Program()
     fields = program.fields()
     timed = {"op": "time", "a": fields, "b": fields, "rounds": 1, "min_us": 1.0, "cold": False, "seed": 1}
-    with Device("host", HostTransport()) as device, turn(gpu, alone=False):
+    launched, ended = threading.Event(), threading.Event()
+    with Device("host", HostTransport()) as device:
         assert device.run(Job([program.load(), program.launch("a")], 20.0), program.blobs)[1]["ok"]
-        ended = threading.Event()
+        job = Job([program.load(), program.launch("a"), timed], 0.5 * patience(1))
+        plain = client._Conversation._result
+
+        def seen(self: client._Conversation, *arguments: Any) -> None:
+            plain(self, *arguments)
+            if len(self.results) == 2:
+                launched.set()
+
+        monkeypatch.setattr(client._Conversation, "_result", seen)
 
         def work() -> None:
-            with contextlib.suppress(Cancelled):  # the device is closed below
-                device.run(Job([program.load(), timed], 60.0), program.blobs)
-                ended.set()
+            assert all(result["ok"] for result in device.run(job, program.blobs))
+            ended.set()
 
-        threading.Thread(target=work, daemon=True).start()
-        assert not ended.wait(0.3)
+        worker = threading.Thread(target=work, daemon=True)
+        with turn(gpu, alone=False):
+            worker.start()
+            assert launched.wait(patience(LONG_S))
+            assert not ended.wait(2 * job.deadline_s)
+        worker.join(patience(LONG_S))
+        assert ended.is_set()

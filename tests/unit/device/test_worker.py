@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_agent.device import _sandboxed
+from cuda_agent.device import _sandboxed, client
 from cuda_agent.device.client import Device
 from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
@@ -72,6 +73,37 @@ def test_blobs_are_sent_once(device: Device) -> None:
     for _ in range(2):
         device.run(Job([p.load(), p.launch("a")]), Spy(p.blobs))
     assert sorted(asked) == sorted(p.blobs)
+
+
+def test_many_blobs_are_read_at_once_and_arrive_in_order(device: Device) -> None:
+    """One by one a bundle of gigabytes would be decompressed and hashed on one core."""
+    p, chunks = Program(), [bytes([n]) * 4 for n in range(40)]
+    blobs, names = {**p.blobs, **{sha(c): c for c in chunks}}, [sha(c) for c in chunks]
+    together = threading.Barrier(client.READERS)
+    missed: list[str] = []
+
+    class Slow(dict):
+        def __getitem__(self, name: str) -> bytes:
+            if name in names[: client.READERS]:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait(10)
+                missed.extend([name] * together.broken)
+            return super().__getitem__(name)
+
+    step = p.launch("a")
+    step["buffers"].append({"size": 160, "init": {"blobs": names}})
+    fetched = device.run(Job([p.load(), step, {"op": "fetch", "run": "a", "buffer": 2}]), Slow(blobs))[2]
+    assert fetched["data"] == b"".join(chunks)
+    assert not missed
+
+
+def test_one_of_many_that_nobody_has(device: Device) -> None:
+    p, names = Program(), [f"{n:064x}" for n in range(30)]
+    step = p.launch("a")
+    step["buffers"].append({"size": 8, "init": {"blobs": names}})
+    with pytest.raises(DeviceError, match="nobody has it"):
+        device.run(Job([p.load(), step]), p.blobs)
+    assert run(device, p, p.launch("a"))[0]["ok"]
 
 
 def test_a_blob_may_be_a_function(device: Device) -> None:

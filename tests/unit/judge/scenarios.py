@@ -51,7 +51,7 @@ SCENARIOS = {
         WORK + "return 70.0, 70.0, 0.95", faster=True, label="FASTER", words="not smaller than stated"
     ),
     "quick only in a warm L2": Scenario(
-        WORK + "return 100.0, 40.0", label="SAME", words="with a warm L2 it is 2.5"
+        WORK + "return 100.0, 40.0", label="SAME", words="with a warm L2 it is 2."
     ),
     "first call works, later calls replay": Scenario(
         "state['n'] = state.get('n', 0) + 1\nif state['n'] < 7: b[:] = 2 * a + 1\nreturn 50.0", gate="G8"
