@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from cuda_agent.errors import CompileError, CudaAgentError, Unsupported
 from cuda_agent.model import Binary, Build, Candidate
 
 WORKERS = 16
+PATIENCE_S = 0.25  # with a candidate that others have overtaken
 SPARE = 4  # with fewer cores nothing is compiled on a guess
 
 
@@ -39,14 +40,24 @@ class Compiler:
     stopped: Callable[[], bool] = lambda: False
     _known: dict[str, Future[Compiled]] = field(default_factory=dict)
 
-    def compiled(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Compiled]]:
-        """In the order given; all are begun at once."""
-        futures = [self._begin(candidate) for candidate in candidates]
-        for candidate, future in zip(candidates, futures, strict=True):
-            try:
-                yield candidate, future.result()
-            except CancelledError:
-                yield candidate, Compiled(None, "stopped")
+    def compiled(
+        self, candidates: Sequence[Candidate], *, in_order: bool = False
+    ) -> Iterator[tuple[Candidate, Compiled]]:
+        """All are begun at once. One that takes long is overtaken, unless `in_order`: of those that are done the first
+        comes next."""
+        waiting = {number: self._begin(candidate) for number, candidate in enumerate(candidates)}
+        expected = -1
+        while waiting:
+            first = min(waiting)
+            if first != expected:  # be patient once with each: nearly always the order stays as it was proposed
+                expected = first
+                wait([waiting[first]], None if in_order else PATIENCE_S)
+            done = min((number for number, future in waiting.items() if future.done()), default=None)
+            if done is None:
+                wait(waiting.values(), return_when=FIRST_COMPLETED)
+                continue
+            future = waiting.pop(done)
+            yield candidates[done], Compiled(None, "stopped") if future.cancelled() else future.result()
 
     def guess(self, make: Callable[[], Iterable[Candidate]]) -> None:
         """Make candidates and compile them in the background. Whatever goes wrong shows when they are wanted."""

@@ -19,12 +19,12 @@ from typing import Any
 from cuda_agent import judge
 from cuda_agent.agent import features
 from cuda_agent.agent.budget import Budget
-from cuda_agent.agent.compiler import Compiled, compiler
+from cuda_agent.agent.compiler import Compiled, Compiler, compiler
 from cuda_agent.agent.finalists import Finalists
 from cuda_agent.agent.limiting import Limiting
 from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.opening import Opened, device_of, opened
-from cuda_agent.agent.policies import WORTH, Policy, State, Step, asks_model, choose
+from cuda_agent.agent.policies import WORTH, Policy, State, Step, asks_model, choose, keeps_order
 from cuda_agent.agent.policies.search import Search
 from cuda_agent.agent.recording import Recording, start_of
 from cuda_agent.agent.request import OnEvent, Outcome, Request
@@ -131,11 +131,14 @@ class _Search:
 
     def _search(self, policy: Policy | None) -> Outcome:
         try:
-            limit = self.state.limit = self.limiting.ask()
-            if limit is not None:
-                self.tell.phase(f"{limit.kind}: {limit.text}", 5)
-            self.record.original(partial(self._features, None))
-            self._try_all(policy or Search(rule_order(limit)))
+            with compiler(self.device, self.build, self.request.path.parent, self.stop) as compiling:
+                # The original runs for the first time now, and nothing needs the compilers meanwhile.
+                compiling.guess(lambda: self._ahead(policy or Search(), None))
+                limit = self.state.limit = self.limiting.ask()
+                if limit is not None:
+                    self.tell.phase(f"{limit.kind}: {limit.text}", 5)
+                self.record.original(partial(self._features, None))
+                self._try_all(policy or Search(rule_order(limit)), compiling)
             return self._finish()
         except Cancelled:
             return self._stopped()
@@ -145,34 +148,33 @@ class _Search:
         known = self.request, self.device, self.build, self.workload, self.module, self.kernel, self.original, name
         self.record.begin(partial(start_of, *known), self._fingerprint(self.original, None), asks_model(policy), keep)
 
-    def _try_all(self, policy: Policy) -> None:
+    def _try_all(self, policy: Policy, compiling: Compiler) -> None:
         state = self.state
-        with compiler(self.device, self.build, self.request.path.parent, self.stop) as compiling:
-            while not (self.budget.exhausted or self._hopeless):
-                try:
-                    proposals = list(policy.propose(state))
-                except ModelError as error:
-                    if not (state.steps or self.budget.exhausted):
-                        raise
-                    self._broke = str(error)
-                    self.tell.phase(self._broke)
+        while not (self.budget.exhausted or self._hopeless):
+            try:
+                proposals = list(policy.propose(state))
+            except ModelError as error:
+                if not (state.steps or self.budget.exhausted):
+                    raise
+                self._broke = str(error)
+                self.tell.phase(self._broke)
+                return
+            if not proposals:
+                self._complete = not self.budget.exhausted
+                return
+            self.record.proposed(proposals)
+            proposals = [allowed for made in proposals if (allowed := self._allowed(made))]
+            if not proposals:
+                continue
+            self.tell.phase(f"compiling {len(proposals)} candidates")
+            for candidate, made in compiling.compiled(proposals, in_order=keeps_order(policy)):
+                if self.budget.over or self._hopeless:
                     return
-                if not proposals:
-                    self._complete = not self.budget.exhausted
-                    return
-                self.record.proposed(proposals)
-                proposals = [allowed for made in proposals if (allowed := self._allowed(made))]
-                if not proposals:
-                    continue
-                self.tell.phase(f"compiling {len(proposals)} candidates")
-                for candidate, made in compiling.compiled(proposals):
-                    if self.budget.over or self._hopeless:
-                        return
-                    best = state.best
-                    step = self._judge(candidate, made)
-                    self._seen(step)
-                    if state.best is not best and state.best is step:
-                        compiling.guess(partial(self._ahead, policy, candidate))
+                best = state.best
+                step = self._judge(candidate, made)
+                self._seen(step)
+                if state.best is not best and state.best is step:
+                    compiling.guess(partial(self._ahead, policy, candidate))
 
     def _allowed(self, candidate: Candidate) -> Candidate | None:
         """Text from a model, or from a file that others may have written, is compiled only when the edit policy lets
@@ -194,7 +196,7 @@ class _Search:
         self.record.step(step, self.state.steps)
         self.tell.step(step)
 
-    def _ahead(self, policy: Policy, candidate: Candidate) -> Sequence[Candidate]:
+    def _ahead(self, policy: Policy, candidate: Candidate | None) -> Sequence[Candidate]:
         return policy.ahead(self._context(candidate))
 
     def _judge(self, candidate: Candidate, made: Compiled) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ from cuda_agent.device.jobs import Job
 from cuda_agent.errors import Cancelled
 from cuda_agent.hints.limits import Limiter
 from cuda_agent.judge import JudgeOptions
-from cuda_agent.model import Candidate, Verdict, Workload
+from cuda_agent.model import Binary, Build, Candidate, Verdict, Workload
 from cuda_agent.rewrite.order import rule_order
+from patience import patience
 from simulated import WEATHERS, SimulatedDevice
 from unit.agent.script import Script
 from unit.judge.conftest import assemble, candidate, source, workload
@@ -95,9 +97,9 @@ def test_what_limits_the_kernel_is_said_first_decides_the_order_and_what_is_left
     class Recording(Script):
         name = "recording"
 
-        def __init__(self, order: Sequence[str]) -> None:
+        def __init__(self, order: Sequence[str] = ()) -> None:
             super().__init__([made(50, "b")])
-            orders.append(order)
+            orders.extend([order] * bool(order))
 
     monkeypatch.setattr(loop, "Search", Recording)
     outcome = bench.run(None)
@@ -105,6 +107,29 @@ def test_what_limits_the_kernel_is_said_first_decides_the_order_and_what_is_left
     assert orders == [rule_order(Limiter("latency", "", 2.0))]
     assert (outcome.status, outcome.limiter) == ("verified", "latency")
     assert outcome.left == f"{idle}; up to 20× left"
+
+
+def test_candidates_are_compiled_while_the_original_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of an original with large inputs takes seconds."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    first, compiled = made(50, "b"), threading.Event()
+
+    class Eager(Script):
+        def ahead(self, context: Any) -> Sequence[Candidate]:
+            return [first] if context.base is None else []
+
+    class Watched(Counting):
+        def compile(self, build: Build, text: str, **options: Any) -> Binary:
+            if text == first.text:
+                compiled.set()
+            return super().compile(build, text, **options)
+
+        def run(self, job: Job, blobs: Any = None) -> list[dict[str, Any]]:
+            assert compiled.wait(patience(20))
+            return super().run(job, blobs)
+
+    monkeypatch.setattr(bench, "fresh_device", lambda: Watched(WEATHERS["quiet"], 7, assemble))
+    assert bench.run(Eager([first])).status == "verified"
 
 
 def test_the_smaller_of_two_within_one_per_cent(bench: Bench) -> None:

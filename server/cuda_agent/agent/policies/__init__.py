@@ -98,3 +98,8 @@ class Policy(Protocol):
 def asks_model(policy: Policy | None) -> bool:
     """Candidates may be a model's: they are run in the sandbox too."""
     return policy is not None and policy.name.startswith(("model:", "mixed:"))
+
+
+def keeps_order(policy: Policy) -> bool:
+    """A recorded search is judged in its own order: of two candidates with the same machine code the first one was."""
+    return policy.name.startswith("replay:")

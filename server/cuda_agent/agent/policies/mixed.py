@@ -36,4 +36,4 @@ class Mixed:
         return self._model.propose(state)
 
     def ahead(self, context: Context) -> Sequence[Candidate]:
-        return self._now.ahead(context) if self._now is not None else []
+        return (self._now or Search()).ahead(context)
