@@ -120,3 +120,14 @@ def taken_names(context: Context) -> set[str]:
     """Names that mean something inside the kernel: those in it, and the file's macros."""
     inside = set(re.findall(r"[A-Za-z_]\w*", context.code))
     return inside | set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", context.text, re.M))
+
+
+def dedented(code: str, depth: int) -> list[str]:
+    """Lines without the indentation that the first one had."""
+    first, *rest = code.splitlines() or [""]
+    lines = [first, *(line[depth:] if not line[:depth].strip() else line for line in rest)]
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return [line.rstrip() for line in lines]

@@ -35,19 +35,25 @@ def moves(context: Context, without: Collection[str] = ()) -> Iterator[tuple[Mov
     """Every legal move on this text with the candidate that it makes, most promising rules first. A rule acts at most
     once on the way to a candidate, so that a search ends; those of `without` are not asked."""
     refuse_damaged(context)
-    done = (*without, *(rules_of(context.base.origin) if context.base else ()))
+    done = {*without, *(rules_of(context.base.origin) if context.base else ())}
+    acted = set(done)
     for rule in RULES:
         if rule.name not in done:
-            yield from of_rule(rule, context)
+            for move, candidate in of_rule(rule, context, acted):
+                acted.add(rule.name)
+                yield move, candidate
 
 
-def of_rule(rule: Rule, context: Context) -> Iterator[tuple[Move, Candidate]]:
-    """One rule's moves. What it refuses is left out; `rewrite.refusals` tells the person why."""
+def of_rule(rule: Rule, context: Context, acted: Collection[str] = ()) -> Iterator[tuple[Move, Candidate]]:
+    """One rule's moves, after the rules that `acted`. What it refuses is left out; `rewrite.refusals` tells the person
+    why."""
     places: list[object] = []
     try:
         for site in rule.sites(context):
             if site.span not in places:
                 places.append(site.span)
+            if set(site.unless) & set(acted):
+                continue
             move = Move(rule.name, places.index(site.span), site.label, site.minor)
             try:
                 yield move, rule.apply(context, site)

@@ -13,7 +13,6 @@ from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.neighbours import Access, Body
 from cuda_agent.rewrite.layout import removed
 from cuda_agent.rewrite.syntax import text
-from cuda_agent.source.edits import apply
 
 
 class Rendered(NamedTuple):
@@ -35,8 +34,7 @@ def render(body: Body, places: Mapping[Access | Node, str]) -> Rendered:
     for n in dropped:
         edits = [e for e in edits if not syntax.span(n).holds(e.span)]
         edits.append(Edit(removed(context, n), ""))
-    moved = [Edit(Span(e.span.start - whole.start, e.span.end - whole.start), e.text) for e in edits]
-    code = apply(context.slice(whole), moved)
+    code = context.edited(whole, edits)
     if not inside:
         code = context.indent(whole.start) + code
     left = re.compile(rf"(?<![\w.]){re.escape(body.variable)}(?!\w)")

@@ -145,6 +145,11 @@ class Context:
     def slice(self, span: Span) -> str:
         return self.module.document.data[span.start : span.end].decode("utf-8", "surrogateescape")
 
+    def edited(self, span: Span, edits: Iterable[Edit]) -> str:
+        """The text of a span after edits inside it."""
+        moved = (Edit(Span(e.span.start - span.start, e.span.end - span.start), e.text) for e in edits)
+        return apply_edits(self.slice(span), moved)
+
     def indent(self, offset: int) -> str:
         """The white space in front of the line that holds `offset`."""
         data = self.module.document.data
@@ -253,6 +258,7 @@ class Site:
     params: Mapping[str, Any] = field(default_factory=dict)
     nodes: Mapping[str, Any] = field(default_factory=dict)  # what the rule found there, for itself
     minor: bool = False  # alone it hardly ever gives anything: others go first
+    unless: tuple[str, ...] = ()  # rules that do the same here, and that go before: not tried where one of them acts
 
     @property
     def label(self) -> str:

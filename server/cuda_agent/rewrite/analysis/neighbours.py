@@ -13,14 +13,13 @@ from typing import Literal
 
 from tree_sitter import Node
 
-from cuda_agent.model import Edit, Span
+from cuda_agent.model import Edit
 from cuda_agent.rewrite import syntax
 from cuda_agent.rewrite.analysis.calls import HINTED_LOADS, HINTED_STORES
 from cuda_agent.rewrite.analysis.definitions import Names
 from cuda_agent.rewrite.analysis.strided import StridedLoop
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.source.edits import apply
 from cuda_agent.source.tree import enclosing, is_written, operator, strip_parens
 
 _UNSIGNED = re.compile(r"\b(?:threadIdx|blockIdx|blockDim|gridDim)\b")
@@ -197,9 +196,7 @@ class Body:
                 inner = self.expanded(local, value)
                 cast = _cast(local, inner, n, node)
                 edits.append(Edit(syntax.span(n), f"{cast}({inner})" if cast or _parenthesised(local, n) else inner))
-        start = node.start_byte
-        moved = [Edit(Span(e.span.start - start, e.span.end - start), e.text) for e in edits]
-        return apply(self.context.slice(syntax.span(node)), moved)
+        return self.context.edited(syntax.span(node), edits)
 
     def base(self, access: Access) -> str:
         """The text of the address where the variable is 0: `x + row * cols`."""

@@ -46,7 +46,7 @@ from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, Span
-from cuda_agent.rewrite import launches, syntax
+from cuda_agent.rewrite import launches, layout, syntax
 from cuda_agent.rewrite.analysis import once
 from cuda_agent.rewrite.analysis.coverage import check_index_only, covered
 from cuda_agent.rewrite.analysis.definitions import Names
@@ -61,7 +61,6 @@ from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
-from cuda_agent.source.edits import apply
 
 
 class VectorInner(Rule):
@@ -295,13 +294,6 @@ def _copied(split: Split, vectors: dict[Access, Vector]) -> tuple[Access, Access
 
 def _lines(context: Context, statement: Node, edits: list[Edit]) -> list[str]:
     """The statement's text with the edits inside it, without its own indentation."""
-    start, end = statement.start_byte, statement.end_byte
-    mine = [
-        Edit(Span(e.span.start - start, e.span.end - start), e.text)
-        for e in edits
-        if syntax.span(statement).holds(e.span)
-    ]
-    code = apply(context.slice(Span(start, end)), mine)
-    depth = len(context.indent(start))
-    first, *rest = code.splitlines()
-    return [first, *(line[depth:] if not line[:depth].strip() else line for line in rest)]
+    span = syntax.span(statement)
+    code = context.edited(span, (e for e in edits if span.holds(e.span)))
+    return layout.dedented(code, len(context.indent(span.start)))
