@@ -218,7 +218,7 @@ class Tiles:
             f"if ({whole}) {{",
             *(u + line for line in steps([add])),
             "} else {  // the last products of some rows",
-            *(u + line for line in steps([f"if ({asked}) {add}"])),
+            *(u + line for line in steps([f"if ({asked})", u + add])),
             "}",
         ]
 
@@ -304,7 +304,7 @@ class Tiles:
 
     def _each(self, counter: str, count: int, inner: Sequence[str]) -> list[str]:
         """An unrolled loop; braces where the body is more than one statement."""
-        alone = len(inner) == 1
+        alone = len(inner) == 1 or (len(inner) == 2 and inner[0].startswith("if ("))
         head = f"for (int {counter} = 0; {counter} < {count}; {counter}++)"
         body = [self.unit + line for line in inner]
         return ["#pragma unroll", head, *body] if alone else ["#pragma unroll", f"{head} {{", *body, "}"]
