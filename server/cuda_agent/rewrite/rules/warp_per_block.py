@@ -351,12 +351,15 @@ class _Writer:
         start = _NEUTRAL[fold.op]
         declared = [f"{kind} {self.element};"] if parts.value is None else []
         inner = [*declared, *map(self._text, parts.thread), f"{self.sum} {fold.op}= {value};"]
-        head = f"for ({counter} {self.t} = {self.lane}; {self.t} < {parts.size}; {self.t} += {WARP})"
+        first, why = self.lane, ""
+        if self.bound is None:
+            first, why = f"threadIdx.x % {WARP}", f"  // {turns} turns, which the compiler sees by the % {WARP}"
+        head = f"for ({counter} {self.t} = {first}; {self.t} < {parts.size}; {self.t} += {WARP})"
         body = [self.unit + line for code in inner for line in self._shifted(code)]
         return [
             f"{kind} {self.sum} = {start};",
             "#pragma unroll" if turns <= 16 else "#pragma unroll 8",
-            *([head, *body] if len(inner) == 1 else [f"{head} {{", *body, "}"]),
+            *([head + why, *body] if len(inner) == 1 else [f"{head} {{{why}", *body, "}"]),
         ]
 
     def _shifted(self, code: str) -> list[str]:
