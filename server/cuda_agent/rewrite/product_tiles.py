@@ -141,8 +141,9 @@ class Tiles:
                 *(u + line for line in self._product()),
                 "}",
             ]
+        flat = not all(self._by_loop(o) for o in (p.row, p.column))
         return [
-            f"const int {self.thread} = threadIdx.y * {SIDE} + threadIdx.x;",
+            *([f"const int {self.thread} = threadIdx.y * {SIDE} + threadIdx.x;"] if flat else []),
             f"const int {self.row} = threadIdx.y * {self.rows}, {self.col} = threadIdx.x;",
             f"const int {', '.join(known)};",
             f"for (int {self.tile} = blockIdx.x; {self.tile} < {' * '.join(whole)}; {self.tile} += gridDim.x) {{",
@@ -179,8 +180,11 @@ class Tiles:
         """The block brings DEPTH products of its rows or columns, neighbours in memory by neighbouring threads."""
         p, u, e = self.product, self.unit, self.e
         axis, first = (p.rows, self.y0) if operand is p.row else (p.columns, self.x0)
-        near, far = (DEPTH, f"{e} / {DEPTH}") if self._by_loop(operand) else (span, f"{e} / {span}")
-        place, product = (far, f"{e} % {near}") if self._by_loop(operand) else (f"{e} % {near}", far)
+        if self._by_loop(operand):
+            count, step, place, product = span, SIDE, f"threadIdx.y + {e}", "threadIdx.x"
+        else:
+            count, step = DEPTH, SIDE * SIDE // span
+            place, product = f"{self.thread} % {span}", f"{self.thread} / {span} + {e}"
         kinds = [_kind(axis.variable.type), _kind(p.loop.variable.type)]
         values = [f"{axis.variable.name} = {first} + {place}", f"{self.k} = {self.k0} + {product}"]
         if kinds[0] == kinds[1]:
@@ -192,7 +196,7 @@ class Tiles:
         inside = f"{self._where(axis, axis.variable.name)} && {ends}"
         return [
             "#pragma unroll",
-            f"for (int {e} = {self.thread}; {e} < {span * DEPTH}; {e} += {SIDE * SIDE}) {{",
+            f"for (int {e} = 0; {e} < {count}; {e} += {step}) {{",
             *(u + line for line in declared),
             *(u + line for node in operand.closure for line in self._copied(node)),
             f"{u}{name}[{product}][{place}] = {inside} ? {load} : {_zero(operand)};",
@@ -218,7 +222,7 @@ class Tiles:
             f"if ({whole}) {{",
             *(u + line for line in steps([add])),
             "} else {  // the last products of some rows",
-            *(u + line for line in steps([f"if ({asked}) {add}"])),
+            *(u + line for line in steps([f"if ({asked})", u + add])),
             "}",
         ]
 
@@ -304,7 +308,7 @@ class Tiles:
 
     def _each(self, counter: str, count: int, inner: Sequence[str]) -> list[str]:
         """An unrolled loop; braces where the body is more than one statement."""
-        alone = len(inner) == 1
+        alone = len(inner) == 1 or (len(inner) == 2 and inner[0].startswith("if ("))
         head = f"for (int {counter} = 0; {counter} < {count}; {counter}++)"
         body = [self.unit + line for line in inner]
         return ["#pragma unroll", head, *body] if alone else ["#pragma unroll", f"{head} {{", *body, "}"]

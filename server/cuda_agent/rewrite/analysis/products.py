@@ -185,7 +185,7 @@ def _check_threads(context: Context, thread: ThreadId) -> None:
             raise RuleRefused(f"{text(n)} is used outside the thread's index")
     if [w.op for w in context.written.get(thread.name, ())] != ["init"]:
         raise RuleRefused(f"{thread.name} is changed after it was computed")
-    for shape in context.shapes:
+    for shape in context.launched:
         if shape.block[1:] != (1, 1) or shape.grid[1:] != (1, 1):
             raise RuleRefused("blocks and grids are not known to be one-dimensional")
 

@@ -2,7 +2,7 @@
 
 A kernel where a thread owns a row and walks it reads memory with a stride of a whole row between lanes: every load of
 a warp touches 32 sectors. Giving the row to a warp makes the lanes neighbours. Short rows get eight lanes, long ones a
-block.
+block; a block first where a warp for each row would leave multiprocessors idle.
 
 Before:
 
@@ -53,6 +53,7 @@ from cuda_agent.source.tree import arguments, callee
 _FEW, _OTHERS = 8, (4, 16)  # lanes of a short row
 _TINY, _SHORT, _LONG, _VERY_LONG = 64, 256, 512, 8192  # iterations
 _BLOCK, _LARGE_BLOCK = 256, 1024  # threads of a long row's block
+_FULL = 1024  # threads a multiprocessor that keep it busy
 _NEW_BLOCK = 128  # where the old one has no whole warps
 
 
@@ -75,13 +76,15 @@ class RowPerWarp(Rule):
         nodes = {"row": row, "loops": loops}
         few = bool(known) and max(known) < _SHORT
         tiny = few and max(known) <= _TINY and _folds(context, loops)
-        for lanes in (_FEW, WARP, *_OTHERS) if tiny else (WARP,):
-            yield Site(self.name, syntax.span(row.declaration), {"lanes": lanes}, nodes)
+        groups = [{"lanes": lanes} for lanes in ((_FEW, WARP, *_OTHERS) if tiny else (WARP,))]
         if not known or max(known) >= _LONG:
-            for threads in (_BLOCK, _LARGE_BLOCK) if known and max(known) >= _VERY_LONG else (_BLOCK,):
-                yield Site(self.name, syntax.span(row.declaration), {"block": threads}, nodes)
+            sizes = (_BLOCK, _LARGE_BLOCK) if known and max(known) >= _VERY_LONG else (_BLOCK,)
+            blocks = [{"block": threads} for threads in sizes]
+            groups = [*groups, *blocks] if _busy(context, WARP) else [*_larger_first(context, blocks), *groups]
         if few and not tiny:
-            yield Site(self.name, syntax.span(row.declaration), {"lanes": _FEW}, nodes)
+            groups.append({"lanes": _FEW})
+        for group in groups:
+            yield Site(self.name, syntax.span(row.declaration), group, nodes)
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
         row: ThreadId = site.nodes["row"]
@@ -112,6 +115,16 @@ class RowPerWarp(Rule):
 
 
 # ---------------------------------------------------------------- where
+
+
+def _busy(context: Context, threads: int) -> bool:
+    """Whether so many threads a row are enough for every multiprocessor."""
+    sms = context.device.sms if context.device else 132
+    return all(shape.blocks * shape.threads * threads >= sms * _FULL for shape in context.shapes)
+
+
+def _larger_first(context: Context, blocks: list[dict[str, int]]) -> list[dict[str, int]]:
+    return blocks if _busy(context, _BLOCK) else blocks[::-1]
 
 
 def _loops(context: Context, block: Node) -> Iterator[Loop]:

@@ -30,20 +30,21 @@ After, with an eighth of the blocks:
 With `warps=1` blocks of one warp do the work of one block each, and the grid stays. Legal when a thread, until the
 barrier, only computes its element and writes nothing else; the tree is a sum, product or bit operation; and behind it
 only thread 0 does something, with the result (proved). Blocks have the captured size; several results share a block
-only where the launches have just the blocks that the kernel's own bound (`i < n`) asks for (captured). Sums of floats
-change their order: class "reassociated"; else bit-exact.
+only where the launches, by their text too, have just the blocks that the kernel's own bound (`i < n`) asks for
+(captured). Sums of floats change their order: class "reassociated"; else bit-exact.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Assumption, Edit, LaunchMap, NumericClass, Span
+from cuda_agent.judge import launch_text
+from cuda_agent.model import Assumption, Edit, LaunchMap, LaunchSite, NumericClass, Param, Span
 from cuda_agent.rewrite import launches, layout, mirror, syntax
 from cuda_agent.rewrite.analysis import affine, blocks, sizes, statements
 from cuda_agent.rewrite.analysis.array_folds import plain
@@ -246,7 +247,8 @@ def _work(parts: _Parts) -> list[Node]:
 
 
 def _bound(context: Context, parts: _Parts) -> str | None:
-    """The integer parameter n of `element < n`, where every captured launch has just the blocks that it asks for."""
+    """The integer parameter n of `element < n`, where every launch, by its text and as it was captured, has just the
+    blocks that it asks for."""
     if "gridDim" in text(context.body):
         return None
     whole = {f"{a}+{b}" for a in ("blockIdx.x*blockDim.x", "blockDim.x*blockIdx.x") for b in ("threadIdx.x",)}
@@ -269,9 +271,24 @@ def _bound(context: Context, parts: _Parts) -> str | None:
             len(asked) >= len(context.shapes)
             and all(a == b for a, b in asked)
             and not context.written.get(parameter.name)
+            and all(_follows(context, site, parameter, parts.size) for site in context.sites)
         ):
             return parameter.name
     return None
+
+
+def _follows(context: Context, site: LaunchSite, parameter: Param, size: int) -> bool:
+    """Whether the launch's own text has a block for every `size` of the parameter. Where the number of blocks comes
+    from elsewhere there may be more, and what those write, for no element at all, belongs to the result."""
+    position = context.kernel.params.index(parameter)
+    if position >= len(site.args):
+        return False
+    for value in (1, 3 * size, 5 * size + 1):
+        alone = replace(site, shared=None)  # its bytes need not be known
+        shape = launch_text.evaluate(context.module, alone, {squeeze(site.args[position]): value})
+        if shape is None or shape.grid[0] != -(-value // size):
+            return False
+    return True
 
 
 # ---------------------------------------------------------------- the new text
@@ -334,12 +351,15 @@ class _Writer:
         start = _NEUTRAL[fold.op]
         declared = [f"{kind} {self.element};"] if parts.value is None else []
         inner = [*declared, *map(self._text, parts.thread), f"{self.sum} {fold.op}= {value};"]
-        head = f"for ({counter} {self.t} = {self.lane}; {self.t} < {parts.size}; {self.t} += {WARP})"
+        first, why = self.lane, ""
+        if self.bound is None:
+            first, why = f"threadIdx.x % {WARP}", f"  // {turns} turns, which the compiler sees by the % {WARP}"
+        head = f"for ({counter} {self.t} = {first}; {self.t} < {parts.size}; {self.t} += {WARP})"
         body = [self.unit + line for code in inner for line in self._shifted(code)]
         return [
             f"{kind} {self.sum} = {start};",
             "#pragma unroll" if turns <= 16 else "#pragma unroll 8",
-            *([head, *body] if len(inner) == 1 else [f"{head} {{", *body, "}"]),
+            *([head + why, *body] if len(inner) == 1 else [f"{head} {{{why}", *body, "}"]),
         ]
 
     def _shifted(self, code: str) -> list[str]:

@@ -1,5 +1,6 @@
 // CUDA's language on the host: the device headers, the host API and the templates that nvcc's own header adds to it.
 #pragma once
+#define __CUDA_RUNTIME_H__  // as in CUDA's own: headers of others ask whether this one is there
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,6 @@
 // CUDA's host types and error codes, by their public names and values.
 #pragma once
+#define __DRIVER_TYPES_H__  // as in CUDA's own: headers of others ask whether this one is there
 
 #include <cstddef>
 
