@@ -12,13 +12,14 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from cuda_agent import config
 from cuda_agent.device import jobs, protocol
 from cuda_agent.device.info import DeviceInfo
 from cuda_agent.device.jobs import Job
@@ -31,6 +32,7 @@ TURN_S = 1800.0  # others may time long kernels on this GPU, one after another
 START_S = 120.0  # a first CUDA context, and cupy compiling its kernels for the first time, take many seconds
 REAP_S = 5.0
 READERS = 8  # threads that read blobs
+BINARIES = 64  # compiled texts at hand
 # Ends that are the binary's doing. SIGKILL and SIGTERM from outside (a person, the kernel's out-of-memory killer) are
 # not.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
@@ -61,6 +63,8 @@ class Device:
         self._info: DeviceInfo | None = None
         self._cancelled = threading.Event()
         self._closed = False
+        self._compiled: OrderedDict[tuple[object, ...], Binary] = OrderedDict()
+        self._compiled_lock = threading.Lock()
         self._jobs = 0
         self.starts = 0  # how many workers this device has had
         self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
@@ -215,7 +219,22 @@ class Device:
                 )
 
     def compile(self, build: Build, text: str, *, untrusted: bool = False, kernel: str | None = None) -> Binary:
-        """The text as a binary for this device: a cubin for its architecture, or the emulator's shared object."""
+        """The text as a binary for this device: a cubin for its architecture, or the emulator's shared object. The last
+        few stay at hand: a judgement asks for both of its texts time and again, and the compilers' cache looks into
+        every header of each."""
+        key = (build, text, untrusted, kernel, config.current())
+        with self._compiled_lock:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+                return self._compiled[key]
+        binary = self._compile(build, text, untrusted, kernel)
+        with self._compiled_lock:
+            self._compiled[key] = binary
+            if len(self._compiled) > BINARIES:
+                self._compiled.popitem(last=False)
+        return binary
+
+    def _compile(self, build: Build, text: str, untrusted: bool, kernel: str | None) -> Binary:
         if self.kind == "emulator":
             from cuda_agent.device.emulator import build as emulator
 

@@ -109,21 +109,19 @@ class Tally:
     tail: int = 0  # bytes beyond the last whole element that differ
     bins: list[int] = field(default_factory=lambda: [0] * (len(BIN_ENDS) + 1))  # of the elements that differ
 
-    def result(self, tolerance: bool) -> dict[str, Any]:
+    def result(self, tolerance: bool, brief: bool) -> dict[str, Any]:
         out: dict[str, Any] = {
             "dtype": self.dtype,
             "equal": self.differing == 0 and self.tail == 0,
             "compared": self.compared,
             "differing": self.differing + (1 if self.tail else 0),
             "max_abs": self.max_abs,
-            "max_rel": self.max_rel,
-            "max_ulp": self.max_ulp,
-            "rel_l2": self.rel_l2,
             "nan_mismatch": self.nan_mismatch,
-            "histogram": self.histogram(),
-            "worst": self.worst,
             "first": self.first_outside if tolerance and self.first_outside else self.first,
         }
+        if not brief:
+            out |= {"max_rel": self.max_rel, "max_ulp": self.max_ulp, "rel_l2": self.rel_l2}
+            out |= {"histogram": self.histogram(), "worst": self.worst}
         if tolerance:
             out["outside"] = self.outside + (1 if self.tail else 0)
             out["within"] = out["outside"] == 0
@@ -148,9 +146,11 @@ def compare(
     *,
     selected: Any | None = None,
     tolerance: Mapping[str, float] | None = None,
+    brief: bool = False,
     chunk: int = CHUNK,
 ) -> dict[str, Any]:
-    """Compare uint8 arrays of equal size. `selected` is a bool per element (None: all). `tolerance` may hold abs,
+    """Compare uint8 arrays of equal size. `selected` is a bool per element (None: all). `brief`: without max_rel,
+    max_ulp, rel_l2, histogram and worst, which are most of the work where much differs. `tolerance` may hold abs,
     rel, scaled and ulp: a float element is within when |a - b| <= abs + rel*|a| + scaled*max|a|, or is at most `ulp`
     steps away; a NaN or infinity must be matched by the same. Integers are within only when equal."""
     if dtype not in DTYPES:
@@ -161,15 +161,15 @@ def compare(
     with numpy.errstate(all="ignore"):  # infinities and signalling NaNs are data here
         limit = _scale(xp, ea, dtype, tolerance, chunk) if tolerance and DTYPES[dtype][1] == "f" else 0.0
         for part in parts:
-            _add(xp, tally, ea[part], eb[part], part.start, _of(selected, part), tolerance, limit)
-        if tally.differing:
+            _add(xp, tally, ea[part], eb[part], part.start, _of(selected, part), tolerance, limit, brief)
+        if tally.differing and not brief:
             tally.rel_l2 = _relative_l2(xp, ea, eb, dtype, selected, parts)
     rest = ea.size * DTYPES[dtype][0]
     if rest < a.size and selected is None:
         tally.tail = int(xp.count_nonzero(a[rest:] != b[rest:]))
         if tally.tail and tally.first is None:
             tally.first = {"index": int(ea.size), "expected": a[rest:].tolist(), "got": b[rest:].tolist()}
-    return tally.result(tolerance is not None)
+    return tally.result(tolerance is not None, brief)
 
 
 def _of(selected: Any | None, part: slice) -> Any | None:
@@ -214,6 +214,7 @@ def _add(
     selected: Any | None,
     tolerance: Mapping[str, float] | None,
     limit: float,
+    brief: bool,
 ) -> None:
     bits = f"uint{8 * DTYPES[t.dtype][0]}"
     differs = a.view(bits) != b.view(bits)
@@ -230,52 +231,69 @@ def _add(
     if t.first is None:
         t.first = _element(xp, da, db, where, 0, start, t.dtype)
     if DTYPES[t.dtype][1] == "f":
-        _add_floats(xp, t, da, db, where, start, tolerance, limit)
+        _add_floats(xp, t, da, db, where, start, tolerance, limit, brief)
     else:
-        _add_integers(xp, t, da, db, where, start)
+        _add_integers(xp, t, da, db, where, start, brief)
 
 
 def _add_floats(
-    xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int, tolerance: Mapping[str, float] | None, limit: float
+    xp: Any,
+    t: Tally,
+    a: Any,
+    b: Any,
+    where: Any,
+    start: int,
+    tolerance: Mapping[str, float] | None,
+    limit: float,
+    brief: bool,
 ) -> None:
     va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
     finite = xp.isfinite(va) & xp.isfinite(vb)
     same = (va == vb) | (xp.isnan(va) & xp.isnan(vb))  # zeros of both signs, NaNs of any payload
     t.nan_mismatch += int(xp.count_nonzero(~finite & ~same))
     difference = xp.where(finite, xp.abs(va - vb), 0.0)
-    larger = xp.maximum(xp.abs(va), xp.abs(vb))
-    relative = xp.where(finite & (larger > 0), difference / xp.where(larger > 0, larger, 1.0), 0.0)
-    oa, ob = ordered(xp, a, t.dtype), ordered(xp, b, t.dtype)
-    steps = xp.where(finite, xp.maximum(oa, ob) - xp.minimum(oa, ob), xp.uint64(0))
     t.max_abs = max(t.max_abs, float(difference.max()))
-    t.max_rel = max(t.max_rel, float(relative.max()))
-    t.max_ulp = max(t.max_ulp, int(steps.max()))
-    t.count(xp, steps[finite | same])
-    # A misplaced NaN is worse than any distance.
-    badness = xp.where(~finite & ~same, xp.inf, difference)
-    _keep_worst(xp, t, a, b, where, start, badness)
+    near = tolerance.get("ulp", 0) if tolerance is not None else 0
+    steps: Any = _steps(xp, a, b, finite, t.dtype) if near or not brief else None
+    if not brief:
+        larger = xp.maximum(xp.abs(va), xp.abs(vb))
+        relative = xp.where(finite & (larger > 0), difference / xp.where(larger > 0, larger, 1.0), 0.0)
+        t.max_rel = max(t.max_rel, float(relative.max()))
+        t.max_ulp = max(t.max_ulp, int(steps.max()))
+        t.count(xp, steps[finite | same])
+        # A misplaced NaN is worse than any distance.
+        _keep_worst(xp, t, a, b, where, start, xp.where(~finite & ~same, xp.inf, difference))
     if tolerance is not None:
         allowed = tolerance.get("abs", 0.0) + tolerance.get("rel", 0.0) * xp.abs(va) + limit
-        ok = same | (finite & ((difference <= allowed) | (steps <= xp.uint64(int(tolerance.get("ulp", 0))))))
-        outside = xp.flatnonzero(~ok)
+        close = difference <= allowed
+        if near:
+            close |= steps <= xp.uint64(int(near))
+        outside = xp.flatnonzero(~(same | (finite & close)))
         t.outside += int(outside.size)
         if outside.size and t.first_outside is None:
             t.first_outside = _element(xp, a, b, where, int(outside[0]), start, t.dtype)
 
 
-def _add_integers(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int) -> None:
+def _steps(xp: Any, a: Any, b: Any, finite: Any, dtype: str) -> Any:
+    """Representable numbers between finite elements, 0 for the others."""
+    oa, ob = ordered(xp, a, dtype), ordered(xp, b, dtype)
+    return xp.where(finite, xp.maximum(oa, ob) - xp.minimum(oa, ob), xp.uint64(0))
+
+
+def _add_integers(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int, brief: bool) -> None:
     unsigned = xp.where(a > b, a, b).astype(xp.uint64) - xp.where(a > b, b, a).astype(
         xp.uint64
     )  # wraps right for signed
-    va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
-    larger = xp.maximum(xp.abs(va), xp.abs(vb))
     t.max_abs = max(t.max_abs, float(unsigned.max()))
-    t.count(xp, unsigned)
-    t.max_rel = max(t.max_rel, float((unsigned.astype(xp.float64) / xp.where(larger > 0, larger, 1.0)).max()))
     t.outside += int(a.size)
     if t.first_outside is None:
         t.first_outside = t.first
-    _keep_worst(xp, t, a, b, where, start, unsigned.astype(xp.float64))
+    if not brief:
+        va, vb = values(xp, a, t.dtype), values(xp, b, t.dtype)
+        larger = xp.maximum(xp.abs(va), xp.abs(vb))
+        t.count(xp, unsigned)
+        t.max_rel = max(t.max_rel, float((unsigned.astype(xp.float64) / xp.where(larger > 0, larger, 1.0)).max()))
+        _keep_worst(xp, t, a, b, where, start, unsigned.astype(xp.float64))
 
 
 def _keep_worst(xp: Any, t: Tally, a: Any, b: Any, where: Any, start: int, badness: Any) -> None:

@@ -387,7 +387,8 @@ class Interpreter:
             mask = self.mask_of(a, entry["mask"], number)
         selected = numeric.select(self.xp, int(got.size), dtype, entry.get("ranges"), mask, bool(entry.get("invert")))
         tolerance = entry.get("tolerance", step.get("tolerance"))
-        result = numeric.compare(self.xp, expected, got, dtype, selected=selected, tolerance=tolerance)
+        how = {"selected": selected, "tolerance": tolerance, "brief": bool(entry.get("brief"))}
+        result = numeric.compare(self.xp, expected, got, dtype, **how)
         wrong = result["first"]
         if b.writer is not None and wrong is not None and number < len(b.buffers):
             result["writer"] = b.writer(number, wrong["index"] * numeric.DTYPES.get(dtype, (1, ""))[0])

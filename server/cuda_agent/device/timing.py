@@ -325,9 +325,8 @@ class Timer:
                 self.backend.xp, int(got.size), entry.get("dtype", "bytes"), entry.get("ranges"), mask, False
             )
             tolerance = entry.get("tolerance", self.check.get("tolerance"))
-            found = numeric.compare(
-                self.backend.xp, expected, got, entry.get("dtype", "bytes"), selected=selected, tolerance=tolerance
-            )
+            how = {"selected": selected, "tolerance": tolerance, "brief": True}
+            found = numeric.compare(self.backend.xp, expected, got, entry.get("dtype", "bytes"), **how)
             self.checks.append({"side": side.name, "iteration": iteration, "set": number, "buffer": i, **found})
         self.checking += self.now() - began
         self.idle = True

@@ -115,7 +115,7 @@ def dtypes(case: Case, index: int) -> list[ElementType]:
 
 def _replay(case: Case, index: int) -> _Replayed:
     launch, kinds = case.launches[index], dtypes(case, index)
-    everything = [{"buffer": number, "dtype": dtype} for number, dtype in enumerate(kinds)]
+    everything = [{"buffer": number, "dtype": dtype, "brief": True} for number, dtype in enumerate(kinds)]
     repeats = ATOMIC_RUNS if case.uses_atomics else RUNS
     steps = [
         *case.load_steps(candidate=False),
@@ -261,7 +261,12 @@ def _try(case: Case, index: int, replayed: _Replayed, tried: Sequence[int]) -> d
     outputs = [b for b in range(len(case.slots(index))) if b in tried or replayed.changed[b]]
     # Compared where the poison is gone or the plain run changed bytes: poison that went through a sum is poison again.
     masks = [
-        {"buffer": b, "dtype": dtype, **({"mask": "either"} if b in tried else mask(b, tried, replayed.changed))}
+        {
+            "buffer": b,
+            "dtype": dtype,
+            "brief": True,
+            **({"mask": "either"} if b in tried else mask(b, tried, replayed.changed)),
+        }
         for b, dtype in enumerate(kinds)
     ]
     nulls = [(kind, b, entry) for b in outputs for kind, entry in _null_entries(case, index, b, tried, replayed)]
@@ -349,7 +354,7 @@ def _null_entries(
     """Comparisons of one output buffer with what each null candidate would leave there."""
     launch, slots = case.launches[index], case.slots(index)
     size, dtype = launch.buffers[b].size, slots[b].dtype
-    entry = {"buffer": b, "dtype": dtype, **mask(b, tried, replayed.changed)}
+    entry = {"buffer": b, "dtype": dtype, "brief": True, **mask(b, tried, replayed.changed)}
     integer = "01" + "00" * (SIZES[dtype] - 1)
     yield "writes zeros", {**entry, "expected": {"fill": "00"}}
     yield "writes ones", {**entry, "expected": {"fill": ONES.get(dtype, integer)}}

@@ -190,6 +190,25 @@ def test_chunks_do_not_change_the_answer(pairs: list[tuple[float, float, bool]],
     assert whole["differing"] == int((a.view("u4") != b.view("u4")).sum())
 
 
+LEFT_OUT = {"max_rel", "max_ulp", "rel_l2", "histogram", "worst"}
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "i32", "u8", "bytes"])
+@pytest.mark.parametrize("tolerance", [None, {"abs": 1e-3}, {"rel": 1e-2, "ulp": 3}])
+def test_what_is_said_in_brief_is_the_same(dtype: str, tolerance: dict[str, float] | None) -> None:
+    """Random bits, so NaNs and infinities too, and small changes."""
+    rng = numpy.random.default_rng(7)
+    a = rng.integers(0, 256, 4099, dtype="u1")
+    b = a.copy()
+    b[::5] ^= 1
+    b[rng.choice(a.size, 50, replace=False)] = 0xFF
+    for other in (a, b):
+        whole = compare(numpy, a, other, dtype, tolerance=tolerance)
+        brief = compare(numpy, a, other, dtype, tolerance=tolerance, brief=True)
+        assert brief == {key: value for key, value in whole.items() if key not in LEFT_OUT}
+        assert whole.keys() >= LEFT_OUT
+
+
 def test_the_histogram_bins_distances_by_powers_of_two() -> None:
     one = numpy.float32(1.0).view("u4")
     steps = [0, 0, 1, 2, 3, 4, 5, 8, 9, 1000]

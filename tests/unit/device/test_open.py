@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cuda_agent import device
-from cuda_agent.device import driver, jobs
-from cuda_agent.errors import DeviceMissing, SandboxError, UsageError
-from cuda_agent.model import Arg, Binary, Buffer, Launch, Pointer
+from cuda_agent import config, device
+from cuda_agent.device import Device, Quarantine, client, driver, jobs
+from cuda_agent.errors import CompileError, DeviceMissing, SandboxError, UsageError
+from cuda_agent.model import Arg, Binary, Buffer, Build, Launch, Pointer
 from cuda_agent.toolchain import sandbox
 
 
@@ -107,3 +108,33 @@ def test_time_steps() -> None:
     step = jobs.time_step(a, a, rounds=7, budget_s=2.0)
     assert (step["op"], step["rounds"], step["budget_s"], step["cold"]) == ("time", 7, 2.0, True)
     assert "check" not in step
+
+
+def test_a_text_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilers' cache reads every header anew: hundreds for a candidate that is judged."""
+    asked: list[tuple[str, bool]] = []
+
+    def compile_(self: Device, build: Build, text: str, untrusted: bool, kernel: str | None) -> Binary:
+        asked.append((text, untrusted))
+        if text == "bad":
+            raise CompileError("no", "no")
+        return Binary("emulator", text.encode(), text, {}, "g++", build.flags, "g++")
+
+    monkeypatch.setattr(Device, "_compile", compile_)
+    monkeypatch.setattr(client, "BINARIES", 2)
+    opened, build = (
+        Device("emulator", quarantine=Quarantine(), start=False),
+        Build(tmp_path / "x.cu", tmp_path, "nvcc", (), "default"),
+    )
+    for text in "aabacabb":  # `a` is used all the time, `b` makes room for `c`
+        assert opened.compile(build, text).data == text.encode()
+    assert [text for text, _ in asked] == ["a", "b", "c", "b"]
+    opened.compile(build, "b", untrusted=True)
+    opened.compile(replace(build, flags=("-O1",)), "b")
+    monkeypatch.setattr(config, "_current", replace(config.current(), extra_flags=("-O1",)))
+    opened.compile(build, "b")
+    assert asked[4:] == [("b", True), ("b", False), ("b", False)]
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            opened.compile(build, "bad")
+    assert len(asked) == 9
