@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cuda_agent.model import Assumption
+from cuda_agent.rewrite.analysis.sizes import SMALL, spelled_out
 from cuda_agent.rewrite.rule import Context
 
 _NATIVE = {"float": "float", "double": "double", "int": "int", "int32_t": "int"}
@@ -70,6 +73,13 @@ def declarations(vectors: list[Vector]) -> list[str]:
         kind = v.struct or f"__align__({v.bytes}) {v.element}"
         found.setdefault(kind, []).append(v.name if v.struct else f"{v.name}[{v.width}]")
     return [f"{kind} {', '.join(declared)};" for kind, declared in found.items()]
+
+
+def sizes_seen(context: Context, vectors: Iterable[Vector]) -> tuple[Assumption, ...]:
+    """What only the captured launches tell of the elements' sizes: of a name that the file gives several meanings, or
+    that another file gives one. A structure asks the compiler."""
+    seen = {v.element: v.size for v in vectors if not v.struct and spelled_out(context.module, v.element) not in SMALL}
+    return tuple(Assumption(f"{element} has {seen[element]} bytes", "captured") for element in sorted(seen))
 
 
 def local_vector(context: Context, array: str, element: str, size: int, width: int) -> Vector:

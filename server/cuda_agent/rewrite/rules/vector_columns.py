@@ -55,6 +55,7 @@ from cuda_agent.rewrite.per_column import PerColumn
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import text
+from cuda_agent.rewrite.vectors import sizes_seen
 
 _LONG = 10_000  # bytes of a kernel that holds too much for several columns
 
@@ -86,14 +87,15 @@ class VectorColumns(Rule):
             if not context.aligned(name, nbytes):
                 raise RuleRefused(f"{name} is not known to be aligned to {nbytes} bytes")
         launch, mapping = _fewer_blocks(context, plan.width)
-        widest = max(plan.aligned.values())
+        widest, writer = max(plan.aligned.values()), PerColumn(context, plan)
         return Rewrite(
-            (*PerColumn(context, plan).edits(changed=bool(launch)), *launch),
+            (*writer.edits(changed=bool(launch)), *launch),
             mapping,
             (
                 Assumption(f"aligned to {widest} bytes at every launch: {', '.join(plan.aligned)}", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
                 reached,
+                *sizes_seen(context, writer.vectors.values()),
             ),
         )
 

@@ -51,7 +51,7 @@ from cuda_agent.rewrite.analysis.strided import StridedLoop, Uniform, chunked_lo
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.rewrite.vectors import local_vector
+from cuda_agent.rewrite.vectors import local_vector, sizes_seen
 from cuda_agent.rewrite.widened import Plan, Stream, edits
 
 _BARRIER = re.compile(r"__sync|\.sync\(|\bsync\(")
@@ -96,6 +96,7 @@ class VectorLoop(Rule):
         assumptions += [Assumption(a, "assumed") for p in shared if p.lanes and (a := p.lanes.assumed)]
         for how in dict.fromkeys(p.known for p in shared if p.ops):
             assumptions.append(Assumption("what threads accumulate is only used combined over all of them", how))
+        assumptions += sizes_seen(context, (s.vector for p in plans for s in p.streams))
         numeric: NumericClass = (
             "reassociated" if any(op in "+*" for p in shared for op in p.ops.values()) else "bit-exact"
         )

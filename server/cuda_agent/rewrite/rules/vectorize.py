@@ -47,7 +47,7 @@ from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
 from cuda_agent.rewrite.rules.coarsen import Guarded, bound_text, guarded
 from cuda_agent.rewrite.rules.restrict import check_disjoint
 from cuda_agent.rewrite.syntax import squeeze, text
-from cuda_agent.rewrite.vectors import Vector, declarations, local_vector
+from cuda_agent.rewrite.vectors import Vector, declarations, local_vector, sizes_seen
 
 
 class Vectorize(Rule):
@@ -86,6 +86,7 @@ class Vectorize(Rule):
                 Assumption(f"{', '.join(arrays)} are aligned to {largest} bytes at every launch", "captured"),
                 Assumption("the pointers of one launch never overlap", "captured"),
                 reached,
+                *sizes_seen(context, arrays.values()),
             ),
         )
 
