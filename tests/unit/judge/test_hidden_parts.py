@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -308,6 +309,25 @@ def test_permuting_keeps_the_numbers() -> None:
         new = np.frombuffer(families.redraw(old, "i32", family, 1), "<i4")
         assert sorted(new.tolist()) == list(range(100))
     assert np.frombuffer(families.redraw(old, "i32", "sorted", 1), "<i4").tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "old", "least", "most"),
+    [
+        ("u8", range(20, 80), 0, 255),
+        ("i8", range(20, 80), 0, 127),
+        ("i8", range(-5, 5), -128, 127),
+        ("u8", [0, 1] * 30, 0, 1),
+        ("u8", [0, 255] * 30, 0, 255),
+    ],
+)
+def test_bytes_become_any(dtype: ElementType, old: Sequence[int], least: int, most: int) -> None:
+    code = f"<{dtype[0]}1"
+    data = np.array([*old] * 200, code).tobytes()
+    new = np.frombuffer(families.redraw(data, dtype, "any bytes", 1), code)
+    assert (new.size, int(new.min()), int(new.max())) == (len(data), least, most)
+    if len({*old}) == 2:
+        assert {*new.tolist()} == {*old}
 
 
 @pytest.mark.parametrize("dtype", families.FLOATS)

@@ -22,7 +22,8 @@ class HiddenSizes:
     own launch text says for that size (a text that is not understood leaves the recorded number), and, where the
     original has a guard, one more. Values: float data are redrawn (normal, permuted, sorted both ways, constant, heavy
     tail, ones, zeros, negative zeros, denormal, huge, a few NaN, a few infinities), with the sign that the recorded
-    data have; integers are put in another order, and only those that reach no index. Pointers: moved by one element, or
+    data have; integers are put in another order, bytes also become any byte (two numbers alone are a mask and stay
+    one), and only those that reach no index. Pointers: moved by one element, or
     two on one array, only where a launch site or a captured launch shows such. A case counts only if the original is
     clean on it: it ends, stays in bounds, agrees with itself, and the emulator's checkers find nothing new (on a GPU
     canaries and launch errors say so, which see no stray read). Where made-up values overflow in the original and the

@@ -1,7 +1,8 @@
 """Value families: other float data of the same size, drawn from what the recorded data show.
 
 `permuted`, `sorted`, `constant` and `normal` stay inside the recorded range; the others leave it on purpose, and keep
-its sign where the recorded data have only one.
+its sign where the recorded data have only one. Integers change places, and bytes become any byte: what a wider integer
+may be, nobody knows but the program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def decode(data: bytes, dtype: ElementType) -> Floats:
 
 
 def redraw(data: bytes, dtype: ElementType, family: str, seed: int) -> bytes:
-    """`data` with every element replaced by one of the family; integers only by one of `ORDERS`."""
+    """`data` with every element replaced by one of the family; integers by one of `ORDERS`, bytes also of `BYTES`."""
     count, rng = len(data) // SIZES[dtype], np.random.default_rng(seed)
     if not count:
         return data
@@ -42,7 +43,7 @@ def redraw(data: bytes, dtype: ElementType, family: str, seed: int) -> bytes:
     if dtype in FLOATS:
         return encode(dtype, FAMILIES[family](decode(data, dtype), dtype, rng)) + rest
     numbers = np.frombuffer(data[: count * SIZES[dtype]], f"<{dtype[0]}{SIZES[dtype]}")
-    return ORDERS[family](numbers, rng).tobytes() + rest
+    return (BYTES.get(family) or ORDERS[family])(numbers, rng).tobytes() + rest
 
 
 def _finite(old: Floats) -> Floats:
@@ -118,7 +119,6 @@ def _sprinkled(value: float) -> Draw:
     return draw
 
 
-# In the order in which they find most.
 FAMILIES: dict[str, Draw] = {
     "a few NaN": _sprinkled(float("nan")),
     "permuted": _permuted,
@@ -134,12 +134,25 @@ FAMILIES: dict[str, Draw] = {
     "ones": _ones,
     "denormal": _denormal,
 }
+Integers = NDArray[Any]
+
+
+def _any_byte(old: Integers, rng: np.random.Generator) -> Integers:
+    """Any number of the type, none below 0 where there is none; two numbers alone are a mask and stay one."""
+    if np.unique(old).size <= 2:
+        return rng.permutation(old)
+    least, most = np.iinfo(old.dtype).min, np.iinfo(old.dtype).max
+    return rng.integers(least if old.min() < 0 else 0, most, old.size, old.dtype, endpoint=True)
+
+
 # What integers may become: the same ones in another order.
-ORDERS: dict[str, Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]] = {
+ORDERS: dict[str, Callable[[Integers, np.random.Generator], Integers]] = {
     "permuted": lambda old, rng: rng.permutation(old),
     "sorted": lambda old, rng: np.sort(old),
     "sorted downwards": lambda old, rng: np.sort(old)[::-1],
 }
+BYTES: dict[str, Callable[[Integers, np.random.Generator], Integers]] = {"any bytes": _any_byte}
+NAMES = tuple(dict.fromkeys(("a few NaN", "permuted", *BYTES, *FAMILIES)))  # in the order in which they find most
 REPEATED = frozenset(("constant", "ones"))
 NOT_FINITE = frozenset(("a few NaN", "a few infinities"))
 

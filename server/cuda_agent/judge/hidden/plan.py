@@ -13,7 +13,7 @@ from typing import Any
 from cuda_agent.judge.case import Case
 from cuda_agent.judge.hidden.divisors import Divisors
 from cuda_agent.judge.hidden.extents import Extents, Refused, contents, hold
-from cuda_agent.judge.hidden.families import FAMILIES, FLOATS, NOT_FINITE, ORDERS, redraw
+from cuda_agent.judge.hidden.families import BYTES, FAMILIES, FLOATS, NAMES, NOT_FINITE, ORDERS, redraw
 from cuda_agent.judge.hidden.integer_data import data_parameters
 from cuda_agent.judge.hidden.pointers import aliases, offsets
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
@@ -230,16 +230,21 @@ class _Maker:
     # ------------------------------------------------------------ values
 
     def _values(self, base: Trial) -> list[Trial]:
-        """One case a value family, on the base; integers that are data are put in another order."""
+        """One case a value family, on the base; integers that are data are put in another order, bytes become any."""
         found = []
         floats, whole = self._inputs(base)
         if not floats and not whole:
             note = "no data are read that may be redrawn: values were not varied"
             self.plan.notes += [note] * (note not in self.plan.notes)
-        for family in FAMILIES:
+        small = [(b, dtype) for b, dtype in whole if dtype in ("i8", "u8")]
+        for family in NAMES:
             if family in NOT_FINITE and self.case.candidate.numeric == "fast-math":
                 continue
-            redrawn = (*floats, *(whole if family in ORDERS else ()))
+            redrawn = (
+                *(floats if family in FAMILIES else ()),
+                *(whole if family in ORDERS else ()),
+                *(small if family in BYTES else ()),
+            )
             if redrawn:
                 name = f"{base.name}, values: {family}"
                 found.append(replace(base, name=name, kind="value", family=family, redrawn=redrawn))
