@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from cuda_agent import judge
 from cuda_agent.device.client import Device
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.judge.hidden import trials
-from cuda_agent.model import GateResult
+from cuda_agent.model import GateResult, Launched, LaunchMap
 
 from .conftest import build, candidate, source, workload
 
@@ -87,6 +88,30 @@ def test_what_is_wrong_elsewhere_is_named(device: Device, tmp_path: Path, machin
     gate = g5(device, tmp_path, machine + "\nreturn 50.0")
     assert gate.status == "fail"
     assert says in gate.detail
+
+
+@pytest.mark.parametrize(
+    ("varied", "mapping", "tried", "stopped"),
+    [
+        (frozenset({0, 1}), LaunchMap(), True, True),  # pointers change from launch to launch
+        (frozenset({2}), LaunchMap(), False, False),  # it may have had fewer elements
+        (None, LaunchMap(), False, False),
+        (frozenset(), LaunchMap(seen=True), False, False),  # how the candidate is launched there is not known
+    ],
+)
+def test_a_shape_that_was_not_recorded(
+    device: Device, tmp_path: Path, varied: frozenset[int] | None, mapping: LaunchMap, tried: bool, stopped: bool
+) -> None:
+    work = workload(tmp_path, after=None)
+    shapes = frozenset(Launched(work.launches[0].mangled, (1, 1, 1), (x, 1, 1), 0) for x in (64, 128))
+    work = replace(work, varied=varied, shapes=shapes)
+    machine = "b[:] = 2 * a + 1\nif c.block[0] == 128: b[3] = 7\nreturn 50.0"
+    made = candidate(program(machine, "b[i] = 1 + 2 * a[i];"), ORIGINAL, launch=mapping)
+    gate = judge.judge(device, build(tmp_path), work, ORIGINAL, made, options=OPTIONS).gates[5]
+    name = "arguments as recorded, launched as <<<1, 128>>>"
+    assert (name in gate.data["tried"]) == tried
+    assert (gate.status == "fail") == stopped
+    assert (f"{name}: b[3]: expected" in gate.detail) == stopped
 
 
 def test_where_the_original_is_not_clean_nothing_is_said(device: Device, tmp_path: Path) -> None:

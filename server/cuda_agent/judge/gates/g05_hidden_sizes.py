@@ -20,7 +20,8 @@ class HiddenSizes:
     guard or a loop become 0, 1, 31, 32, 33, the block and its neighbours, primes, odd vector tails and twice as large;
     buffers are cut to what the kernel then reaches, or their bytes repeated. The number of blocks is what each side's
     own launch text says for that size (a text that is not understood leaves the recorded number), and, where the
-    original has a guard, one more. Values: float data are redrawn (normal, permuted, sorted both ways, constant, heavy
+    original has a guard, one more. Where the program launches the kernel in other shapes with the same arguments, a few
+    of those, too. Values: float data are redrawn (normal, permuted, sorted both ways, constant, heavy
     tail, ones, zeros, negative zeros, denormal, huge, a few NaN, a few infinities), with the sign that the recorded
     data have; integers are put in another order, bytes also become any byte (two numbers alone are a mask and stay
     one), and only those that reach no index. Pointers: moved by one element, or

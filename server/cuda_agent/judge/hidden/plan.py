@@ -19,14 +19,15 @@ from cuda_agent.judge.hidden.pointers import aliases, offsets
 from cuda_agent.judge.hidden.scalars import hidden_values, integers, sizes, with_values
 from cuda_agent.judge.hidden.shapes import Shapes
 from cuda_agent.judge.hidden.trial import Kind, LeftOut, Trial, in_turn, interleaved
-from cuda_agent.model import Buffer, Launch
+from cuda_agent.model import Buffer, Launch, LaunchMap
 from cuda_agent.workload.elements import ElementType
-from cuda_agent.workload.launch_map import Shape
+from cuda_agent.workload.launch_map import Shape, unrecorded
 
 SMALL_BYTES, SMALL_THREADS = 1 << 18, 1 << 13  # a launch this small is its own base
 BASE = {1: 1024, 2: 128, 3: 32}  # a size of a larger launch becomes this, by how many sizes there are
 MOST_BYTES = 256 << 20  # of all buffers of a hidden launch
 GROW_BYTES = 4 << 20  # of a recorded launch whose sizes are doubled; a larger one grows from its base only
+SHAPES = 4  # of launches that were not recorded
 SURPLUS = 1  # blocks more than the sizes ask for
 
 
@@ -92,6 +93,7 @@ class _Maker:
                 self.plan.instead += self._values(recorded)
         for values in self._size_cases():
             self._sized(values)
+        self._other_shapes()
         if base is not None:  # the plainest of all comes last
             self.plan.trials.remove(base)
             self.plan.trials.append(base)
@@ -180,7 +182,7 @@ class _Maker:
         if values and (where := self.divisors.zero({n: s.value for n, s in self.scalars.items()} | dict(values))):
             self._leave(name, f"the original itself divides by zero there ({where})")
             return None
-        if not values:
+        if not values and shape == self.shapes.captured:
             theirs: Shape | None = self.case.shape(self.index)
         elif mapped:
             theirs = self.shapes.mapped(shape)
@@ -211,6 +213,18 @@ class _Maker:
         return ", ".join(
             f"{name} = {value:,} (captured {self.scalars[name].value:,})" for name, value in values.items()
         )
+
+    def _other_shapes(self) -> None:
+        """The recorded arguments in the shapes of launches that were not recorded, where all launches had the same but
+        for addresses."""
+        work = self.case.workload
+        scalars = {position for position, arg in enumerate(self.launch.args) if not arg.pointers}
+        if work.varied is None or work.varied & scalars:
+            return
+        others = [one for one in unrecorded(work, LaunchMap()) if one.mangled == self.launch.mangled]
+        for one in others[:SHAPES]:
+            shape = Shape(one.grid, one.block, one.shared)
+            self._add(f"arguments as recorded, launched as {shape.text()}", {}, shape, mapped=True)
 
     # ------------------------------------------------------------ pointers
 
