@@ -113,25 +113,37 @@ def digest(xp: Any, data: Any, key: int) -> int:
     in Lemire and Kaser, Strongly universal string hashing is fast (2014). Whoever does not know the key changes bytes
     unseen with a chance of about 2^-32. Waits for the device once."""
     words = data.view(xp.uint32)
+    if not words.size:
+        return 0
     weights = _noise(xp, 0, min(int(words.size), CHUNK), key)
-    sums = [(words[part] * weights[: part.stop - part.start]).sum() for part in _parts(int(words.size))]
+    products, sums = xp.empty_like(weights), []
+    for part in _parts(int(words.size)):
+        count = part.stop - part.start
+        xp.multiply(words[part], weights[:count], out=products[:count])
+        sums.append(products[:count].sum())
+    numbers: list[int] = xp.stack(sums).tolist()
+    _forget(weights, products)
     draw = random.Random(key)
-    return sum(one * (draw.getrandbits(64) | 1) for one in xp.stack(sums).tolist()) % 2**64 if sums else 0
+    return sum(one * (draw.getrandbits(64) | 1) for one in numbers) % 2**64
 
 
 def _veil(xp: Any, array: Any, key: int) -> None:
     words = array.view(xp.uint64)
     for part in _parts(int(words.size)):
-        words[part] ^= _noise(xp, part.start, part.stop - part.start, key)
+        noise = _noise(xp, part.start, part.stop - part.start, key)
+        words[part] ^= noise
+        _forget(noise)
 
 
 def _unveil(xp: Any, array: Any, key: int, target: Any) -> None:
     """`target` may begin at any address and end within a word."""
     words = array.view(xp.uint64)
     for part in _parts(int(words.size)):
-        plain = (words[part] ^ _noise(xp, part.start, part.stop - part.start, key)).view(xp.uint8)
+        noise = _noise(xp, part.start, part.stop - part.start, key)
+        plain = (words[part] ^ noise).view(xp.uint8)
         room = target[WORD * part.start : WORD * part.stop]
         room[:] = plain[: room.size]
+        _forget(noise)
 
 
 def _parts(words: int) -> Iterator[slice]:
@@ -140,7 +152,19 @@ def _parts(words: int) -> Iterator[slice]:
 
 def _noise(xp: Any, start: int, count: int, key: int) -> Any:
     """`count` words of splitmix64's sequence from the state `key`, from number `start` on."""
-    mixed = xp.arange(start + 1, start + count + 1, dtype=xp.uint64) * xp.uint64(0x9E3779B97F4A7C15) + xp.uint64(key)
-    mixed = (mixed ^ (mixed >> xp.uint64(30))) * xp.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> xp.uint64(27))) * xp.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> xp.uint64(31))
+    mixed = xp.arange(start + 1, start + count + 1, dtype=xp.uint64)
+    mixed *= xp.uint64(0x9E3779B97F4A7C15)
+    mixed += xp.uint64(key)
+    shifted = xp.empty_like(mixed)
+    for places, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        xp.right_shift(mixed, xp.uint64(places), out=shifted)
+        mixed ^= shifted
+        mixed *= xp.uint64(factor)
+    _forget(shifted)
+    return mixed
+
+
+def _forget(*arrays: Any) -> None:
+    """Freed memory is within a kernel's reach, and what lies there would tell the keys."""
+    for array in arrays:
+        array[:] = 0

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from cuda_agent.device import interpreter as interpreting
+from cuda_agent.device import kept as keeping
 from cuda_agent.device.interpreter import Interpreter
 from cuda_agent.device.kept import CHUNK, Kept, digest
 
@@ -213,6 +214,34 @@ def test_chunks_that_trade_places_change_the_digest(monkeypatch: pytest.MonkeyPa
     one = data(4 * 64)
     other = numpy.concatenate([one[64:128], one[:64], one[128:]])
     assert digest(numpy, one, 5) != digest(numpy, other, 5)
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """As in Steele, Lea and Flood, Fast splittable pseudorandom number generators (2014)."""
+    words = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        words.append(z ^ (z >> 31))
+    return words
+
+
+@pytest.mark.parametrize("key", [0, 12345, 2**64 - 1])
+def test_the_noise_is_splitmix64s(key: int) -> None:
+    assert keeping._noise(numpy, 0, 9, key).tolist() == splitmix64(key, 9)
+    assert keeping._noise(numpy, 4, 5, key).tolist() == splitmix64(key, 9)[4:]
+
+
+def test_nothing_that_tells_a_key_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plain = [], keeping._noise
+    monkeypatch.setattr(keeping, "_noise", lambda *arguments: made.append(plain(*arguments)) or made[-1])
+    kept = Kept(HostBackend())
+    kept.put("a", data(4096))
+    kept.launched()
+    assert kept.fill("a", numpy.empty(4096, dtype=numpy.uint8))
+    assert len(made) == 4  # the veil and the digest, twice
+    assert not any(array.any() for array in made)
 
 
 def test_sizes() -> None:
