@@ -264,7 +264,8 @@ class Tiles:
         assert first is not None
         y, x = self._where(p.rows, self.y, outside=True), self._where(p.columns, self.x, outside=True)
         lines = [self._place(), f"if ({y} || {x})", f"{self.unit}continue;"]
-        if any(syntax.uses(n, p.thread.name) for n in self._kept()):
+        apart = all(d.variable.name != p.thread.name for d in p.digits)
+        if apart and any(syntax.uses(n, p.thread.name) for n in self._kept()):
             lines.append(f"{self._type(p.thread.declaration)} {p.thread.name} = {self._index()};")
         for node in self._kept():
             pieces = [(n, "continue;") for n in walk(node, "return_statement")]

@@ -69,9 +69,13 @@ def quotient(value: Poly, by: Poly) -> Poly | None:
 
 def chain(where: HasKernel, index: Poly, total: Poly) -> tuple[Digit, ...]:
     """Variables that together are the index below `total`, the lowest digit first, each with its radix: index =
-    d0 + r0 · (d1 + r1 · (d2 + …)) and total = r0 · r1 · r2 · …. Empty when there are none."""
+    d0 + r0 · (d1 + r1 · (d2 + …)) and total = r0 · r1 · r2 · …. The index itself where it is not taken apart; empty
+    when there are none."""
     found = [Digit(v, seen) for v, seen in _views(where, index)]
-    return next(_chains(found, ONE, total), ())
+    apart = [digit for digit in found if digit.view != View(ONE, None)]
+    if not apart:
+        return tuple(Digit(digit.variable, View(ONE, total)) for digit in found[:1])
+    return next(_chains(apart, ONE, total), ())
 
 
 def _views(where: HasKernel, index: Poly) -> Iterator[tuple[Variable, View]]:
@@ -80,7 +84,7 @@ def _views(where: HasKernel, index: Poly) -> Iterator[tuple[Variable, View]]:
             continue
         value = v.writes[0].value
         seen = view(affine.of(where, value), index) if value is not None else None
-        if seen is not None and seen != View(ONE, None):
+        if seen is not None:
             yield v, seen
 
 
@@ -101,7 +105,12 @@ def named(value: Poly, index: Poly, digits: Sequence[Digit]) -> Poly:
     """The value with the digits' symbols in place of what they stand for."""
     known = {(d.view.below, d.view.radix): d.symbol for d in digits}
     known |= {(d.view.below, None): d.symbol for d in digits[-1:]}
-    return _named(value, index, known)
+    found = _named(value, index, known)
+    if len(digits) == 1:  # the index itself: threadIdx.x is what it has beyond the block's first
+        step, first = index.split("threadIdx.x")
+        if step == ONE:
+            found = found.substitute({"threadIdx.x": Poly.symbol(digits[0].symbol) - first})
+    return found
 
 
 def _named(value: Poly, index: Poly, known: dict[tuple[Poly, Poly | None], str]) -> Poly:

@@ -366,7 +366,7 @@ class _Finder:
                 if v is None or v.param is not None or v.symbol in given:
                     continue
                 statement = _declaration(v)
-                other = v.name == self.thread.name or any(v is d.variable for d in self.digits)
+                other = v.name == self.thread.name or any(v is d.variable for d in self.digits)  # than the own axis
                 if other or statement is None or [w.op for w in v.writes] != ["init"] or v.escapes:
                     raise RuleRefused(f"{v.name} cannot be computed by another thread")
                 if statement in shared or statement in top or statement.id in wanted:

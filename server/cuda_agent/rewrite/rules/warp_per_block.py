@@ -27,11 +27,12 @@ After, with an eighth of the blocks:
         sum += __shfl_down_sync(0xffffffffu, sum, offset);
     if (lane == 0) sums[block] = sum;
 
-With `warps=1` blocks of one warp do the work of one block each, and the grid stays. Legal when a thread, until the
+With `warps=1` blocks of one warp do the work of one block each, and the grid stays. Where nothing bounds the number of
+blocks, a launch has eight warps a block if its blocks can be shared out so, else one. Legal when a thread, until the
 barrier, only computes its element and writes nothing else; the tree is a sum, product or bit operation; and behind it
-only thread 0 does something, with the result (proved). Blocks have the captured size; several results share a block
-only where the launches, by their text too, have just the blocks that the kernel's own bound (`i < n`) asks for
-(captured). Sums of floats change their order: class "reassociated"; else bit-exact.
+only thread 0 does something, with the result (proved). Blocks have the captured size; surplus warps leave only where
+the launches, by their text too, have just the blocks that the kernel's own bound (`i < n`) asks for (captured). Sums of
+floats change their order: class "reassociated"; else bit-exact.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from cuda_agent.rewrite import launches, layout, mirror, syntax
 from cuda_agent.rewrite.analysis import affine, blocks, sizes, statements
 from cuda_agent.rewrite.analysis.array_folds import plain
 from cuda_agent.rewrite.analysis.trees import Tree, trees
-from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site
+from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.rules.coalesce import check_axes_in_sight
 from cuda_agent.rewrite.rules.warp_reduce import TreePlan, tree_plan
 from cuda_agent.rewrite.syntax import squeeze, text
@@ -84,7 +85,9 @@ class WarpPerBlock(Rule):
             return
         parts = _parts(context, found[0])
         bound = _bound(context, parts)
-        for warps in (WARPS, 1) if bound is not None else (1,):
+        even = "gridDim" not in text(context.body) and any(s.grid[0] % WARPS == 0 for s in context.shapes)
+        several = bound is not None or even
+        for warps in (WARPS, 1) if several else (1,):
             yield Site(self.name, context.kernel.name_span, {"warps": warps}, {"parts": parts, "bound": bound})
 
     def rewrite(self, context: Context, site: Site) -> Rewrite:
@@ -94,9 +97,7 @@ class WarpPerBlock(Rule):
         launches.check_one_block(context)
         launches.check_bound(context, warps * WARP)
         check_axes_in_sight(context)
-        grid = ((lambda x: launches.over(x, warps)), launches.same, launches.same) if warps > 1 else None
-        changed = launches.change(context, grid, str(warps * WARP))
-        x = f"ceil_div(gx, {warps})" if warps > 1 else "gx"
+        launch, changed = _launch(context, warps, bound)
         assumptions = [
             Assumption(f"blocks have {parts.size} threads", "captured"),
             Assumption("until the barrier a thread only computes its own element", "proved"),
@@ -107,10 +108,31 @@ class WarpPerBlock(Rule):
         numeric: NumericClass = "reassociated" if parts.plan.inexact else "bit-exact"
         return Rewrite(
             (*_Writer(context, parts, warps, bound).edits(), *changed),
-            LaunchMap(grid=(x, "gy", "gz"), block=(str(warps * WARP), "1", "1")),
+            launch,
             tuple(assumptions),
             numeric,
         )
+
+
+def _launch(context: Context, warps: int, bound: str | None) -> tuple[LaunchMap, tuple[Edit, ...]]:
+    """The new shape: with a bound that tells surplus warps apart fewer blocks, rounded up; without one fewer only where
+    none is left over, which every launch decides for itself."""
+    threads = str(warps * WARP)
+    if warps == 1:
+        return LaunchMap(block=(threads, "1", "1")), launches.change(context, None, threads)
+    if bound is not None:
+        changed = launches.change(context, ((lambda x: launches.over(x, warps)), launches.same, launches.same), threads)
+        return LaunchMap(grid=(f"ceil_div(gx, {warps})", "gy", "gz"), block=(threads, "1", "1")), changed
+    edits: list[Edit] = []
+    for site in launches.sites_of(context):
+        x, y, z = launches.axes(context, site.grid, site.span.start)
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", x):
+            raise RuleRefused("a launch's number of blocks is more than a name: it would be written three times")
+        even = f"{x} % {warps} == 0"
+        grid = launches.dims((f"{even} ? {x} / {warps} : {x}", y, z))
+        edits += with_launch(site, grid, f"{even} ? {threads} : {WARP}")
+    several = f"(1 + {warps - 1} * (1 - min(gx % {warps}, 1)))"
+    return LaunchMap(grid=(f"gx / {several}", "gy", "gz"), block=(f"{WARP} * {several}", "1", "1")), tuple(edits)
 
 
 # ---------------------------------------------------------------- what must hold
@@ -299,8 +321,8 @@ class _Writer:
         self.context, self.parts, self.bound, self.warps = context, parts, bound, warps
         self.t = context.unused_here("t")
         self.sum = context.unused_here(parts.tree.folds[0].noun)
-        self.lane = context.unused_here("lane") if bound is not None else "threadIdx.x"
-        self.block = context.unused_here("block") if bound is not None else "blockIdx.x"
+        self.lane = context.unused_here("lane") if warps > 1 else "threadIdx.x"
+        self.block = context.unused_here("block") if warps > 1 else "blockIdx.x"
         self.unit = layout.unit(context)
         self.element = context.unused_here("element")
         self.indent = context.indent(parts.tree.loop.start_byte)
@@ -322,7 +344,7 @@ class _Writer:
                     edits.append(Edit(layout.removed(c, node), ""))
                 elif node.type == "declaration" and (new := self._ahead(node)) != c.slice(syntax.span(node)):
                     edits.append(Edit(syntax.span(node), new))
-        if self.bound is not None:
+        if self.warps > 1:
             top = c.body.start_byte + 1
             edits.append(Edit(Span(top, top), "".join(between + line for line in self._place())))
         edits += [Edit(syntax.span(n), self._later(n)) for n in parts.later if n.type != "comment"]
@@ -330,17 +352,23 @@ class _Writer:
 
     def _place(self) -> list[str]:
         """Which block of before this warp is, and the end of those that the launch did not have."""
-        kind = "unsigned int" if self._unsigned() else "int"
-        return [
+        kind = "unsigned int" if self._unsigned() or self.bound is None else "int"
+        count = self.warps if self.bound is not None else f"(blockDim.x / {WARP})"
+        place = [
             f"const {kind} {self.lane} = threadIdx.x % {WARP};",
-            f"const {kind} {self.block} = blockIdx.x * {self.warps} + threadIdx.x / {WARP};  // a warp each",
+            f"const {kind} {self.block} = blockIdx.x * {count} + threadIdx.x / {WARP};  // a warp each",
+        ]
+        if self.bound is None:
+            return place
+        return [
+            *place,
             f"if ({self.block} * {self.parts.size} >= {self.bound})",
             f"{self.unit}return;",
         ]
 
     def _unsigned(self) -> bool:
-        parameter = next(p for p in self.context.kernel.params if p.name == self.bound)
-        return "unsigned" in parameter.type or "size_t" in parameter.type
+        parameter = next((p for p in self.context.kernel.params if p.name == self.bound), None)
+        return parameter is not None and ("unsigned" in parameter.type or "size_t" in parameter.type)
 
     def _loop(self) -> list[str]:
         parts = self.parts
@@ -352,7 +380,7 @@ class _Writer:
         declared = [f"{kind} {self.element};"] if parts.value is None else []
         inner = [*declared, *map(self._text, parts.thread), f"{self.sum} {fold.op}= {value};"]
         first, why = self.lane, ""
-        if self.bound is None:
+        if self.warps == 1:
             first, why = f"threadIdx.x % {WARP}", f"  // {turns} turns, which the compiler sees by the % {WARP}"
         head = f"for ({counter} {self.t} = {first}; {self.t} < {parts.size}; {self.t} += {WARP})"
         body = [self.unit + line for code in inner for line in self._shifted(code)]
