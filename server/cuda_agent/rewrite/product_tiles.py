@@ -137,7 +137,8 @@ class Tiles:
         else:
             assert p.columns.loop is not None
             inside += [
-                f"for (int {self.x0} = 0; {self._where(p.columns, self.x0)}; {self.x0} += {self.width}) {{",
+                f"for ({_kind(p.columns.variable.type)} {self.x0} = 0; {self._where(p.columns, self.x0)}; "
+                f"{self.x0} += {self.width}) {{",
                 *(u + line for line in self._product()),
                 "}",
             ]
@@ -263,7 +264,7 @@ class Tiles:
         first = p.sum.writes[0].value
         assert first is not None
         y, x = self._where(p.rows, self.y, outside=True), self._where(p.columns, self.x, outside=True)
-        lines = [self._place(), f"if ({y} || {x})", f"{self.unit}continue;"]
+        lines = [*self._place(), f"if ({y} || {x})", f"{self.unit}continue;"]
         apart = all(d.variable.name != p.thread.name for d in p.digits)
         if apart and any(syntax.uses(n, p.thread.name) for n in self._kept()):
             lines.append(f"{self._type(p.thread.declaration)} {p.thread.name} = {self._index()};")
@@ -288,13 +289,13 @@ class Tiles:
 
     # ------------------------------------------------------------ pieces
 
-    def _place(self) -> str:
+    def _place(self) -> list[str]:
         """The row and the column of an output."""
         p = self.product
         kinds = [_kind(p.rows.variable.type), _kind(p.columns.variable.type)]
         y = f"{self.y} = {self.y0} + {self.row} + {self.r}"
         x = f"{self.x} = {self.x0} + {self.col} + {self.c} * {SIDE}"
-        return f"{kinds[0]} {y}, {x};" if kinds[0] == kinds[1] else f"{kinds[0]} {y}; {kinds[1]} {x};"
+        return [f"{kinds[0]} {y}, {x};"] if kinds[0] == kinds[1] else [f"{kinds[0]} {y};", f"{kinds[1]} {x};"]
 
     def _index(self) -> str:
         """The thread's index before, of the row and the column."""

@@ -69,13 +69,13 @@ def quotient(value: Poly, by: Poly) -> Poly | None:
 
 def chain(where: HasKernel, index: Poly, total: Poly) -> tuple[Digit, ...]:
     """Variables that together are the index below `total`, the lowest digit first, each with its radix: index =
-    d0 + r0 · (d1 + r1 · (d2 + …)) and total = r0 · r1 · r2 · …. The index itself where it is not taken apart; empty
-    when there are none."""
+    d0 + r0 · (d1 + r1 · (d2 + …)) and total = r0 · r1 · r2 · …; as many as there can be. The index itself where it is
+    not taken apart; empty when there are none."""
     found = [Digit(v, seen) for v, seen in _views(where, index)]
     apart = [digit for digit in found if digit.view != View(ONE, None)]
     if not apart:
         return tuple(Digit(digit.variable, View(ONE, total)) for digit in found[:1])
-    return next(_chains(apart, ONE, total), ())
+    return max(_chains(apart, ONE, total), key=len, default=())
 
 
 def _views(where: HasKernel, index: Poly) -> Iterator[tuple[Variable, View]]:
