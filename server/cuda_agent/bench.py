@@ -34,7 +34,7 @@ def bench(
         if dev.info.kind == "emulator":
             raise DeviceError("the emulator does not measure time: run bench on a machine with a GPU (--device cuda:0)")
         workload = find_or_make(path, module, kernel, build, dev.info.kind, **run)
-        binary = dev.compile(build, text)
+        binary = dev.compile(find_build(path), text)  # as the run may have recorded it
         rows = []
         for launch in workload.launches:
             symbol = names.match(list(binary.kernels), launch.mangled)

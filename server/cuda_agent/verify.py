@@ -93,6 +93,7 @@ def verify(
             opened.info.kind,
             **run_of(request, on_event, cancelled),
         )
+        build = find_build(request.original)  # the run may have recorded it
         kernel = before.kernel(workload.kernel)
         candidate = Candidate(
             kernel.id,

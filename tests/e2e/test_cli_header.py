@@ -74,3 +74,26 @@ def test_where_the_launch_is_not_seen_it_is_not_changed(project: Path, cache: Pa
     assert steps
     assert not [step for step in steps if "row-per-warp" in step or "block-shape" in step]
     assert json.dumps(found).count("+++ b/main.cu") == 0
+
+
+def test_the_run_says_how_the_file_is_built(tmp_path: Path, cache: Path) -> None:
+    """Nothing but the run command knows the include folder and the length of a row."""
+    folder = tmp_path / "project"
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "sizes.h").write_text("#pragma once\nconstexpr int LENGTH = ROW;\n")
+    (folder / "rows.cu").write_text(
+        "#include <sizes.h>\n"
+        "__global__ void sums(const float *x, float *y, int rows)\n{\n"
+        "    int row = blockIdx.x * blockDim.x + threadIdx.x;\n    if (row >= rows)\n        return;\n"
+        "    float sum = 0.0f;\n    for (int c = 0; c < LENGTH; c++)\n        sum += x[row * LENGTH + c];\n"
+        "    y[row] = sum;\n}\n"
+        "int main()\n{\n    float *x, *y;\n    cudaMallocManaged(&x, 64 * LENGTH * sizeof(float));\n"
+        "    cudaMallocManaged(&y, 64 * sizeof(float));\n"
+        "    for (int i = 0; i < 64 * LENGTH; i++)\n        x[i] = i % 19 - 9.0f;\n"
+        "    sums<<<2, 32>>>(x, y, 64);\n    return cudaDeviceSynchronize() != cudaSuccess;\n}\n"
+    )
+    command = "sh -c 'nvcc -O3 -Iinclude -DROW=100 rows.cu -o rows && ./rows'"
+    asked = ["--kernel", "sums", "--run", command, "--candidates", "1", "--device", "emulator", "--json"]
+    found = run(["optimize", "rows.cu", *asked], folder, environment(cache)).check(0).json
+    assert found["status"] == "verified"
+    assert "sums" in found["diff"]

@@ -60,6 +60,7 @@ def optimize(
         if workload is None:
             say({"event": "phase", "message": f"looking for inputs for {dev.spec}", "percentage": 2})
             workload = file.workload(dev.kind, say, stop)
+            file = file.as_recorded()
         kernel = file.module.kernel(request.kernel or workload.kernel)
         if kernel.has_error:
             raise SourceError(f"kernel {kernel.name} has a syntax error: mend it first")

@@ -40,6 +40,10 @@ class Opened:
         run = run_of(self.request, on_event, cancelled)
         return find_or_make_all(self.request.path, self.module, self.build, kind, **run)
 
+    def as_recorded(self) -> Opened:
+        """The same file as it is built now: a run that recorded its inputs also recorded the compiler's commands."""
+        return self if find_build(self.request.path) == self.build else opened(self.request)
+
 
 def opened(request: Request) -> Opened:
     """Raises SourceError when the file cannot be read."""

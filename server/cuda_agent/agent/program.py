@@ -48,6 +48,7 @@ def optimize_all(
     outcomes: list[Outcome] = []
     with device_of(request, device, untrusted=asks_model(policy())) as dev:
         workloads = file.workloads(dev.kind, say, cancelled)
+        file = file.as_recorded()
         if len(workloads) > 1:
             say({"event": "phase", "message": f"measuring what {len(workloads)} kernels cost", "percentage": 4})
         costs = shares(dev, file, workloads)
