@@ -18,7 +18,7 @@ from functools import cache, partial
 
 from tree_sitter import Node
 
-from cuda_agent.errors import WorkloadError
+from cuda_agent.errors import NoInputs, WorkloadError
 from cuda_agent.model import Dim3, Kernel, LaunchMap, LaunchSite, Span
 from cuda_agent.source import joined
 from cuda_agent.source.declared import constructed, declared, expression, kind_of, version
@@ -26,6 +26,7 @@ from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import Module, module
 from cuda_agent.source.tree import arguments, masked, strip_parens, walk
 from cuda_agent.workload import launch_map
+from cuda_agent.workload.elements import plain, sizeof
 from cuda_agent.workload.launch_map import Shape
 
 _DRAWS = 64
@@ -202,6 +203,8 @@ class _Reader:
                 return self.dims(_field(node, "argument"), at)["xyz".index(masked(_field(node, "field")))]
             case "call_expression":
                 return self._call(node, at)
+            case "sizeof_expression":
+                return self._bytes(node, at)
         return self.unknown(node, at)
 
     def _variable(self, node: Node, at: int) -> int:
@@ -220,12 +223,20 @@ class _Reader:
 
     def _call(self, node: Node, at: int) -> int:
         name, args = masked(_field(node, "function")), arguments(node)
-        plain = name.removeprefix("std::").partition("<")[0].strip()
-        if plain in ("min", "max") and len(args) == 2:
-            return (min if plain == "min" else max)(self.integer(one, at) for one in args)
-        if len(args) == 1 and (plain == "static_cast" or kind_of(name) in ("integer", "float")):
+        bare = name.removeprefix("std::").partition("<")[0].strip()
+        if bare in ("min", "max") and len(args) == 2:
+            return (min if bare == "min" else max)(self.integer(one, at) for one in args)
+        if len(args) == 1 and (bare == "static_cast" or kind_of(name) in ("integer", "float")):
             return self._cast(name, args[0], at)
         return self.unknown(node, at)
+
+    def _bytes(self, node: Node, at: int) -> int:
+        """`sizeof(int)` is a number; of a type that the file or a template's argument makes it is unknown."""
+        operand = masked(node).removeprefix("sizeof").strip()
+        try:
+            return sizeof(plain(operand[1:-1])) if operand.startswith("(") else self.unknown(node, at)
+        except NoInputs:
+            return self.unknown(node, at)
 
     def _chosen(self, node: Node, at: int) -> Node:
         condition = self.integer(_field(node, "condition"), at)

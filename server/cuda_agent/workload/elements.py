@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, get_args
 
+from cuda_agent.errors import NoInputs
 from cuda_agent.model import Launch
 
 ElementType = Literal[
@@ -100,6 +101,22 @@ def element_of(type_: str) -> ElementType:
     if match := re.fullmatch(r"(?:[\w]+::)*complex<(.+)>", text):
         return element_of(match[1])
     return "bytes"
+
+
+def width(type_: str) -> int:
+    """Components of a scalar (1), vector or complex type."""
+    if type_ in ("half2", "__half2", "nv_bfloat162", "__nv_bfloat162") or "omplex" in type_:
+        return 2
+    match = re.fullmatch(r"u?(?:char|short|int|long|longlong|float|double)([1-4])(?:_(?:16|32)a)?", type_)
+    return int(match[1]) if match else 1
+
+
+def sizeof(type_: str) -> int:
+    """Bytes of a scalar or vector type. Raises NoInputs for any other."""
+    element = element_of(type_)
+    if element == "bytes":
+        raise NoInputs(f"the size of {type_} is not known")
+    return SIZES[element] * width(type_)
 
 
 def _integer(words: list[str]) -> str:

@@ -118,7 +118,7 @@ def _concrete(param: Param, known: Mapping[str, str], text: str) -> Concrete:
             f"the parameter {param.name} has the type {param.type}, which is no number: its values cannot be made up; "
             "capture a run instead"
         )
-    return Concrete(param.name, type_, element, _width(type_), param.pointer == 1, param.const)
+    return Concrete(param.name, type_, element, elements.width(type_), param.pointer == 1, param.const)
 
 
 def _is_enum(type_: str, text: str) -> bool:
@@ -128,14 +128,6 @@ def _is_enum(type_: str, text: str) -> bool:
         if re.fullmatch(r"\w+", type_)
         else False
     )
-
-
-def _width(type_: str) -> int:
-    """Components of a scalar (1), vector or complex type."""
-    if type_ in ("half2", "__half2", "nv_bfloat162", "__nv_bfloat162") or "omplex" in type_:
-        return 2
-    match = re.fullmatch(r"u?(?:char|short|int|long|longlong|float|double)([1-4])(?:_(?:16|32)a)?", type_)
-    return int(match[1]) if match else 1
 
 
 def resolve_type(spelled: str, known: Mapping[str, str], text: str) -> str:
@@ -156,14 +148,6 @@ def resolve_type(spelled: str, known: Mapping[str, str], text: str) -> str:
         else:
             break
     return type_
-
-
-def sizeof(type_: str) -> int:
-    """Bytes of a scalar or vector type. Raises NoInputs for any other."""
-    element = elements.element_of(type_)
-    if element == "bytes":
-        raise NoInputs(f"the size of {type_} is not known")
-    return SIZES[element] * _width(type_)
 
 
 # ---------------------------------------------------------------- the parameter block

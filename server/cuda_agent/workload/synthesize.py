@@ -15,7 +15,7 @@ from cuda_agent.errors import NoInputs, WorkloadError
 from cuda_agent.model import Arg, Buffer, Dim3, Kernel, Launch, LaunchSite, Pointer, Workload
 from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain import names
-from cuda_agent.workload import bundle, launch_map, layout, reach
+from cuda_agent.workload import bundle, elements, launch_map, layout, reach
 from cuda_agent.workload.layout import Concrete
 
 # Values for the sizes of one launch: the first bounds the threads, later ones are inner lengths.
@@ -261,7 +261,7 @@ class _Maker:
 
     def _sizeof(self, type_: str) -> int:
         known = dict(zip(layout.template_names(self.kernel), self.template, strict=False))
-        return layout.sizeof(layout.resolve_type(type_, known, self.module.document.text))
+        return elements.sizeof(layout.resolve_type(type_, known, self.module.document.text))
 
 
 def _split(text: str) -> Iterator[str]:

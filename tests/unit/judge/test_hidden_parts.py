@@ -197,6 +197,16 @@ def test_a_candidate_is_launched_by_its_own_text(tmp_path: Path) -> None:
     assert found.surplus({"height": 33}, Shape((2, 1, 1), (64, 1, 1), 0)) is not None
 
 
+@pytest.mark.parametrize(
+    ("shared", "known"), [("threads * sizeof(float)", True), ("64 * sizeof(float4)", False), ("sizeof(Row)", False)]
+)
+def test_shared_bytes_are_a_number_of_elements(tmp_path: Path, shared: str, known: bool) -> None:
+    one = replace(rows_case(tmp_path).launches[0], shared=256)
+    text = ROWS.replace("blocks, threads>>>", f"blocks, threads, {shared}>>>")
+    expected = Shape((16, 1, 1), (64, 1, 1), 256) if known else None
+    assert shapes(case(tmp_path, text, "rows", one)).original({"height": 1000}) == expected
+
+
 def test_a_text_that_is_not_understood_says_nothing(tmp_path: Path) -> None:
     found = shapes(rows_case(tmp_path, ROWS.replace("blocks, threads>>>", "pick(n), threads>>>"), seen=True))
     own = found.original({"height": 33})

@@ -27,8 +27,8 @@ FOLDER = Path(__file__).parents[2] / "markers" / "rules"
 def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     """The launches an archive names: `launch: (grid), (block), {parameter position: value or "bufferN+offset"}`; and
     `demangled: ` when the template arguments matter. `seen: N`: launches of the program, of which the parameters at the
-    positions `varied: ` changed; `shapes: ` (grid), (block) of others that are not recorded. `bytes: N`: of each
-    buffer."""
+    positions `varied: ` changed; `shapes: ` (grid), (block) of others that are not recorded, and of another
+    instantiation its mangled name and dynamic shared bytes. `bytes: N`: of each buffer."""
     if "launch" not in settings:
         return None
     size = int(settings.get("bytes", 4096))
@@ -51,7 +51,10 @@ def workload(kernel: str, settings: dict[str, str]) -> Workload | None:
     varied = frozenset(int(word) for word in settings.get("varied", "").split())
     ended = settings.get("ended") == "yes"
     first = launches[0].mangled
-    others = {Launched(first, grid, block, 0) for grid, block in ast.literal_eval(f"[{settings.get('shapes', '')}]")}
+    others = {
+        Launched(other[0] if other else first, grid, block, other[1] if other else 0)
+        for grid, block, *other in ast.literal_eval(f"[{settings.get('shapes', '')}]")
+    }
     shapes = frozenset({Launched(x.mangled, x.grid, x.block, x.shared) for x in launches} | others)
     told = {"seen": seen, "varied": varied, "shapes": shapes, "ended": ended}
     return Workload(kernel, "captured", tuple(launches), Path(), Path(), "NVIDIA H200", **told)

@@ -191,6 +191,6 @@ def element_size(type_: str) -> int | None:
     """Bytes of what a pointer type points to; None for other types."""
     target = elements.pointee(type_)
     try:
-        return None if target is None else layout.sizeof(target)
+        return None if target is None else elements.sizeof(target)
     except NoInputs:
         return None

@@ -29,10 +29,11 @@ After (and a 32nd of the blocks):
         if (table[k] != 0) atomicAdd(&out[k], table[k]);
 
 The table has as many elements as were captured; a place beyond it is added to in global memory, as before, so a larger
-table at another launch is right too. Legal when the loop only adds to the table, nobody uses what the atomics return or
-reads the table in this kernel, all threads of the block come to the loop and none leaves the kernel in it (proved), and
-no pointer that is read overlaps the table (captured). Integers: bit-exact. Sums of floats change their order: class
-"reassociated".
+table at another launch is right too. Its room is what the launches that come to the loop leave of a block's shared
+memory: an instantiation whose template arguments drop the branch has no table (in a build without -G). Legal when the
+loop only adds to the table, nobody uses what the atomics return or reads the table in this kernel, all threads of the
+block come to the loop and none leaves the kernel in it (proved), and no pointer that is read overlaps the table
+(captured). Integers: bit-exact. Sums of floats change their order: class "reassociated".
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap, Span
 from cuda_agent.rewrite import launches, layout, syntax
-from cuda_agent.rewrite.analysis import aliasing, blocks, shared, uniform
+from cuda_agent.rewrite.analysis import aliasing, blocks, live, shared, uniform
 from cuda_agent.rewrite.analysis.arithmetic import Types
 from cuda_agent.rewrite.analysis.elements import element_size
 from cuda_agent.rewrite.analysis.functions import definitions
@@ -141,7 +142,7 @@ def _found(context: Context) -> _Table | None:
                 raise RuleRefused(f"several loops add to {pointer}")
             _check(context, pointer, loop)
             element = pointers[pointer].element
-            size = _size(context, pointer, element)
+            size = _size(context, pointer, element, loop)
             return _Table(pointer, element, size, loop, tuple(found), functions[pointer].pop())
     return None
 
@@ -224,16 +225,22 @@ def _outermost_loop(context: Context, adds: list[_Add]) -> Node | None:
     return loops.pop() if len(loops) == 1 else None
 
 
-def _size(context: Context, pointer: str, element: str) -> int:
-    """As many elements as the pointer has in the captured launches, or as fit."""
+def _size(context: Context, pointer: str, element: str, loop: Node) -> int:
+    """As many elements as the pointer has in the captured launches, or as fit. Launches of instantiations that have no
+    such loop have no table either."""
     size = element_size(context, pointer, element)
     if size not in (4, 8):
         raise RuleRefused(f"the size of {element} is not known, or no atomic of shared memory takes it")
     assert context.workload is not None
-    room = _SHARED_BYTES - max(s.shared for s in context.launched)
+    comes = live.reached(context, loop)
+    if not any(comes[: len(context.shapes)]):
+        raise RuleRefused("no captured launch comes to the loop that adds: its template arguments decide so")
+    room = _SHARED_BYTES - max(s.shared for s, here in zip(context.launched, comes, strict=True) if here)
     room -= context.facts.shared_bytes if context.facts is not None else 0
     most = 0
-    for launch, targets in zip(context.workload.launches, context.pointer_targets(), strict=True):
+    for launch, targets, here in zip(context.workload.launches, context.pointer_targets(), comes, strict=False):
+        if not here:
+            continue
         if pointer not in targets:
             raise RuleRefused(f"where {pointer} points to was not captured")
         number, offset = targets[pointer]
