@@ -285,6 +285,8 @@ class _Finder:
         first = v.writes[0] if v is not None and v.writes else None
         if v is None or first is None or v.pointer or v.extents or v.escapes or v.param is not None:
             raise RuleRefused(f"{text(add.target)} is not a plain variable")
+        if v.type.removeprefix("const").strip() == "auto":
+            raise RuleRefused(f"the type of {v.name} is not written out")
         if first.op != "init" or first.value is None or text(first.value) not in _LITERAL_ZEROS:
             raise RuleRefused(f"{v.name} does not start at zero")
         statement = declarations.statement_of(v)
