@@ -12,7 +12,7 @@ from tree_sitter import Node
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Edit
 from cuda_agent.rewrite import layout, syntax
-from cuda_agent.rewrite.analysis import affine
+from cuda_agent.rewrite.analysis import affine, sizes
 from cuda_agent.rewrite.analysis.digits import named
 from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.analysis.products import Axis, Operand, Product, mentioned
@@ -298,9 +298,11 @@ class Tiles:
         return [f"{kinds[0]} {y}, {x};"] if kinds[0] == kinds[1] else [f"{kinds[0]} {y};", f"{kinds[1]} {x};"]
 
     def _index(self) -> str:
-        """The thread's index before, of the row and the column."""
+        """The thread's index before, of the row and the column, in as many bits."""
         parts = list(reversed(self.product.digits))
-        code = parts[0].variable.name
+        kind = self._type(self.product.thread.declaration)
+        wide = sizes.size_of(kind) == 8 and sizes.size_of(_kind(parts[0].variable.type)) != 8
+        code = f"({kind}){parts[0].variable.name}" if wide else parts[0].variable.name
         for at, digit in enumerate(parts[1:]):
             code = f"{code if at == 0 else f'({code})'} * {_factor(_radix(digit.view.radix))} + {digit.variable.name}"
         return code

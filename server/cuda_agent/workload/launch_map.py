@@ -116,12 +116,22 @@ def fit(pairs: Sequence[tuple[Shape, Shape]]) -> LaunchMap:
     """The simplest map that takes every captured shape to the shape the candidate's own program launched.
 
     Raises WorkloadError when none of the usual forms (same, constant, multiple, fraction, all threads over a new
-    block) fits.
+    block, blocks that share one where none is left over) fits.
     """
     grid = [_fit_one([(a, b.grid[axis]) for a, b in pairs], f"g{'xyz'[axis]}", axis) for axis in range(3)]
     block = [_fit_one([(a, b.block[axis]) for a, b in pairs], f"b{'xyz'[axis]}", axis) for axis in range(3)]
     shared = _fit_one([(a, b.shared) for a, b in pairs], "shared", 0)
     return LaunchMap((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared, seen=True)
+
+
+def shared_out(extent: str, k: int) -> str:
+    """k where the extent is a multiple of it, else 1: how many old blocks share a new one if none may be left over."""
+    return f"(1 + {k - 1} * (1 - min({extent} % {k}, 1)))"
+
+
+def _shared(extent: str, k: int, least: int) -> tuple[str, str]:
+    """Blocks that are shared out so, and the threads of one."""
+    return f"{extent} / {shared_out(extent, k)}", f"{least} * {shared_out(extent, k)}"
 
 
 def _fit_one(pairs: Sequence[tuple[Shape, int]], same: str, axis: int) -> str:
@@ -131,6 +141,7 @@ def _fit_one(pairs: Sequence[tuple[Shape, int]], same: str, axis: int) -> str:
     forms = [same, str(wanted[0])]
     for k in range(2, 1025):
         forms += [f"{same} * {k}", f"ceil_div({same}, {k})", f"ceil_div({threads}, {k})", f"{threads} * {k}"]
+    forms += [form for k in (2, 4, 8, 16, 32) for form in _shared(f"g{'xyz'[axis]}", k, min(wanted))]
     for form in [*forms, threads]:
         if all(evaluate(form, v) == w for v, w in zip(values, wanted, strict=True)):
             return form

@@ -201,6 +201,7 @@ def test_the_seed_changes_what_a_missing_barrier_gives(basic: Kernels) -> None:
         ("traps", "__trap was called at line"),
         ("texture", "unsupported: textures"),
         ("nested", "unsupported: dynamic parallelism"),
+        ("large_tiles", "unsupported: tiles of more than a warp"),
         ("stuck", "barrier: thread (0,0,0) waits at __syncwarp with mask 0xffffffff for lanes 0xfffffff8"),
         ("unnamed", "barrier: lane 1 calls a shuffle with mask 0x00000001, which does not name it"),
         ("deep", "local memory: a thread used more than"),

@@ -33,6 +33,14 @@ def test_a_fitted_map_reproduces_its_pairs(mapping: LaunchMap, shapes) -> None:
     assert all(apply(found, a.grid, a.block, a.shared) == b for a, b in pairs)
 
 
+def test_blocks_that_share_one_where_none_is_left_over() -> None:
+    seen = ((16, 2, 256), (11, 11, 32))
+    pairs = [(Shape((n, 1, 1), (128, 1, 1), 0), Shape((m, 1, 1), (b, 1, 1), 0)) for n, m, b in seen]
+    found = fit(pairs)
+    assert apply(found, (24, 1, 1), (128, 1, 1), 0) == Shape((3, 1, 1), (256, 1, 1), 0)
+    assert apply(found, (25, 1, 1), (128, 1, 1), 0) == Shape((25, 1, 1), (32, 1, 1), 0)
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "gx.real", "q", "gx +", "1.5", "gx ** 2", "f(gx)"])
 def test_only_integer_arithmetic_is_evaluated(text: str) -> None:
     with pytest.raises(WorkloadError):

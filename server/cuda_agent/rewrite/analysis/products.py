@@ -7,22 +7,22 @@ other digits, the batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tree_sitter import Node
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.rewrite import syntax
-from cuda_agent.rewrite.analysis import access, affine, aliasing, digits, names, trips, zeros
+from cuda_agent.rewrite.analysis import access, affine, aliasing, declarations, digits, trips, zeros
 from cuda_agent.rewrite.analysis.access import Access
 from cuda_agent.rewrite.analysis.digits import Digit
 from cuda_agent.rewrite.analysis.induction import Induction
 from cuda_agent.rewrite.analysis.names import Variable
 from cuda_agent.rewrite.analysis.polynomial import Poly
+from cuda_agent.rewrite.analysis.product_nest import Body, adds, body, check_threads, nest, total
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import ThreadId, text
-from cuda_agent.source.tree import operator, strip_parens, walk
+from cuda_agent.source.tree import strip_parens, walk
 
 _LITERAL_ZEROS = ("0", "0.0", "0.0f", "0.f", "0.", "0.0F")
 
@@ -83,15 +83,6 @@ class Product:
         return self.rows.variable.symbol in mentioned(self.bound)
 
 
-@dataclass
-class _Body:
-    """A kernel as `declarations; guard; work`."""
-
-    top: list[Node] = field(default_factory=list)
-    work: list[Node] = field(default_factory=list)
-    guards: list[tuple[Node, bool]] = field(default_factory=list)  # (condition, whether it lets in)
-
-
 def mentioned(value: Poly) -> frozenset[str]:
     """Every name in the polynomial and in its operations' operands."""
     found: set[str] = set()
@@ -108,110 +99,16 @@ def find(context: Context) -> Product | None:
     ids = syntax.thread_ids(context.body)
     if len(ids) != 1 or ids[0].axis != "x" or syntax.COOPERATION.search(text(context.body)):
         return None
-    body = _body(context, ids[0])
-    nest = _nest(context, body.work) if body is not None else None
-    if body is None or nest is None:
+    kernel = body(context)
+    found = nest(context, kernel.work) if kernel is not None else None
+    if kernel is None or found is None:
         return None
-    _check_threads(context, ids[0])
+    check_threads(context, ids[0])
     index = affine.of(context, ids[0].value)
-    total, parts = _total(context, ids[0], index, body)
-    if total is None or not parts:
+    threads, parts = total(context, index, kernel)
+    if threads is None or not parts:
         return None
-    found = _Finder(context, ids[0], index, total, parts, body, *nest)
-    return found.product()
-
-
-# ---------------------------------------------------------------- the kernel's shape
-
-
-def _body(context: Context, thread: ThreadId) -> _Body | None:
-    found = _Body()
-    pending = list(context.body.named_children)
-    while pending:
-        node = pending.pop(0)
-        if node.type == "comment" or (node.type == "declaration" and not found.guards):
-            found.top.append(node)
-            continue
-        last = not any(n.type != "comment" for n in pending)
-        if node.type == "if_statement" and node.child_by_field_name("alternative") is None and not found.guards:
-            condition = syntax.field(syntax.field(node, "condition"), "value")
-            inner = syntax.field(node, "consequence")
-            leaves = [s.type for s in syntax.statements(inner)] == ["return_statement"]
-            if leaves or last:
-                found.guards.append((condition, not leaves))
-                if not leaves:
-                    found.work = list(inner.named_children) if inner.type == "compound_statement" else [inner]
-                    return found
-                continue
-        found.work = [node, *pending]
-        return found if found.guards else None
-    return None
-
-
-def _nest(context: Context, work: Sequence[Node]) -> tuple[Induction | None, Induction, list[Node]] | None:
-    """(the loop over columns around the product, the product's loop, the statements beside it)."""
-    for at, node in enumerate(work):
-        outer = affine.induction(context, node) if node.type == "for_statement" else None
-        if outer is None:
-            continue
-        if _adds(context, node) is not None:
-            return None, outer, list(work)
-        last = not any(n.type != "comment" for n in work[at + 1 :])
-        inside = syntax.statements(syntax.field(node, "body"))
-        for one in inside if last else ():
-            inner = affine.induction(context, one) if one.type == "for_statement" else None
-            if inner is not None and _adds(context, one) is not None:
-                if any(n.type not in ("declaration", "comment") for n in work[:at]):
-                    return None
-                return outer, inner, inside
-    return None
-
-
-def _adds(context: Context, loop: Node) -> syntax.Write | None:
-    """The loop's `sum += e`, behind declarations only."""
-    inside = syntax.statements(syntax.field(loop, "body"))
-    if not inside or any(n.type != "declaration" for n in inside[:-1]) or inside[-1].type != "expression_statement":
-        return None
-    write = next(iter(syntax.writes(inside[-1])), None)
-    if write is None or write.op not in ("+=", "-=") or write.name is None or write.value is None:
-        return None
-    return write if write.node == inside[-1].named_children[0] else None
-
-
-def _check_threads(context: Context, thread: ThreadId) -> None:
-    inside = syntax.span(thread.value)
-    for n in syntax.of_type(context.body, "identifier"):
-        if text(n) in syntax.BUILTINS and not inside.holds(syntax.span(n)):
-            raise RuleRefused(f"{text(n)} is used outside the thread's index")
-    if [w.op for w in context.written.get(thread.name, ())] != ["init"]:
-        raise RuleRefused(f"{thread.name} is changed after it was computed")
-    for shape in context.launched:
-        if shape.block[1:] != (1, 1) or shape.grid[1:] != (1, 1):
-            raise RuleRefused("blocks and grids are not known to be one-dimensional")
-
-
-def _total(context: Context, thread: ThreadId, index: Poly, body: _Body) -> tuple[Poly | None, tuple[Digit, ...]]:
-    """How many threads the guard lets in, and the digits of their index. It bounds the index, or its highest digit."""
-    if len(body.guards) != 1:
-        return None, ()
-    condition, lets_in = body.guards[0]
-    bounds: list[tuple[Poly, Poly]] = []
-    for part in syntax.operands(condition, "&&" if lets_in else "||"):
-        if part.type != "binary_expression" or operator(part) != ("<" if lets_in else ">="):
-            return None, ()
-        bounds.append((affine.of(context, syntax.field(part, "left")), affine.of(context, syntax.field(part, "right"))))
-    if len(bounds) == 1 and bounds[0][0] == index:
-        return bounds[0][1], digits.chain(context, index, bounds[0][1])
-    for value, bound in bounds:
-        seen = digits.view(value, index)
-        if seen is not None and seen.radix is None and seen.below != digits.ONE:
-            total = seen.below * bound
-            found = digits.chain(context, index, total)
-            others = [(v, b) for v, b in bounds if v != value]
-            views = [(digits.view(v, index), b) for v, b in others]
-            if all(w is not None and w.radix == b for w, b in views):
-                return total, found
-    return None, ()
+    return _Finder(context, ids[0], index, threads, parts, kernel, *found).product()
 
 
 # ---------------------------------------------------------------- its parts
@@ -224,14 +121,14 @@ class _Finder:
     index: Poly
     total: Poly
     digits: tuple[Digit, ...]
-    body: _Body
+    kernel: Body
     outer: Induction | None
     loop: Induction
     beside: list[Node]
 
     def product(self) -> Product | None:
         context = self.context
-        add = _adds(context, self.loop.loop)
+        add = adds(context, self.loop.loop)
         leaves = self._operands(add.value) if add is not None and add.value is not None else None
         if add is None or leaves is None:
             return None
@@ -332,6 +229,8 @@ class _Finder:
                     return None
             if load is None:
                 continue
+            if "volatile" in load.element:
+                return None
             key = f"{load.array}[{load.index}]"
             found.setdefault(key, (load, []))[1].append(n)
             uses.add(n)
@@ -365,13 +264,13 @@ class _Finder:
                 v = affine.variable(context, n)
                 if v is None or v.param is not None or v.symbol in given:
                     continue
-                statement = _declaration(v)
+                statement = declarations.statement_of(v)
                 other = v.name == self.thread.name or any(v is d.variable for d in self.digits)  # than the own axis
                 if other or statement is None or [w.op for w in v.writes] != ["init"] or v.escapes:
                     raise RuleRefused(f"{v.name} cannot be computed by another thread")
                 if statement in shared or statement in top or statement.id in wanted:
                     continue
-                if not _pure(context, statement):
+                if not declarations.pure(statement):
                     raise RuleRefused(f"{v.name} is read from memory or computed by a function")
                 wanted[statement.id] = statement
                 pending += [w.value for w in v.writes if w.value is not None]
@@ -386,9 +285,11 @@ class _Finder:
         first = v.writes[0] if v is not None and v.writes else None
         if v is None or first is None or v.pointer or v.extents or v.escapes or v.param is not None:
             raise RuleRefused(f"{text(add.target)} is not a plain variable")
+        if v.type.removeprefix("const").strip() == "auto":
+            raise RuleRefused(f"the type of {v.name} is not written out")
         if first.op != "init" or first.value is None or text(first.value) not in _LITERAL_ZEROS:
             raise RuleRefused(f"{v.name} does not start at zero")
-        statement = _declaration(v)
+        statement = declarations.statement_of(v)
         alone = statement is not None and len(statement.children_by_field_name("declarator")) == 1
         if not alone or statement not in self.beside or len(v.writes) < 2 or v.writes[1].node != add.node:
             raise RuleRefused(f"{v.name} is not declared just for the products")
@@ -407,24 +308,24 @@ class _Finder:
         moving = {self.thread.declaration.id}
         places = {d.variable.name for d in self.digits} | {self.thread.name}
         for variable in [d.variable for d in self.digits]:
-            statement = _declaration(variable)
-            if statement is None or not {v.name for v in _variables(context, statement)} <= places:
+            statement = declarations.statement_of(variable)
+            if statement is None or not {v.name for v in declarations.made_by(context, statement)} <= places:
                 raise RuleRefused(f"{variable.name} is declared together with others")
             moving.add(statement.id)
         batch = {d.symbol for d in self.digits} - counters
         inner = self.beside if self.outer is not None else []
-        before = [n for n in self.body.work if self.outer is None or n != self.outer.loop]
+        before = [n for n in self.kernel.work if self.outer is None or n != self.outer.loop]
         top: list[Node] = []
         shared: list[Node] = []
         work: list[Node] = []
         ready: set[str] = set()
-        for node in (*self.body.top, *before, *inner):
+        for node in (*self.kernel.top, *before, *inner):
             if node.id in moving or node.type == "comment":
                 continue
-            made = _variables(context, node)
-            first = node in self.body.top
-            once = node.type == "declaration" and _pure(context, node) and all(_once(v) for v in made)
-            needs = _needs(context, node)
+            made = declarations.made_by(context, node)
+            first = node in self.kernel.top
+            once = node.type == "declaration" and declarations.pure(node) and all(declarations.once(v) for v in made)
+            needs = declarations.needs(context, node)
             if once and first and self._steady(needs - ready):
                 ready |= {v.symbol for v in made}
                 top.append(node)
@@ -436,7 +337,7 @@ class _Finder:
             ):
                 ready |= {v.symbol for v in made}
                 shared.append(node)
-            elif first and node.type == "declaration" and not _pure(context, node):
+            elif first and node.type == "declaration" and not declarations.pure(node):
                 raise RuleRefused("memory is read before the guard")
             else:
                 work.append(node)
@@ -446,7 +347,7 @@ class _Finder:
         context, loop = self.context, self.loop.loop
         if loop not in work:
             raise RuleRefused("the loop is not on its own")
-        early = {v.symbol for n in top for v in _variables(context, n)}
+        early = {v.symbol for n in top for v in declarations.made_by(context, n)}
         for write in (w for n in work for w in syntax.writes(n) if w.op != "init"):
             v = affine.variable(context, write.target) if write.target.type == "identifier" else None
             if v is not None and (v.param is not None or v.symbol in early):
@@ -487,40 +388,6 @@ def _held(v: Variable) -> Node | None:
 def _plain(element: str) -> tuple[str, ...]:
     bare = syntax.squeeze(element).removeprefix("const")
     return bare, f"const{bare}"
-
-
-def _declaration(v: Variable) -> Node | None:
-    """The statement that declares the variable."""
-    node = v.declarator
-    while node is not None and node.type != "declaration":
-        node = node.parent
-    return node
-
-
-def _variables(context: Context, node: Node) -> list[Variable]:
-    """The variables that a statement declares."""
-    return [v for v in names.of(context).variables if v.param is None and _declaration(v) == node]
-
-
-def _once(v: Variable) -> bool:
-    return [w.op for w in v.writes] == ["init"] and not v.escapes and not v.extents and not v.shared
-
-
-def _pure(context: Context, node: Node) -> bool:
-    """The declaration reads no memory and calls nothing but functions of values."""
-    if next(walk(node, ("subscript_expression", "pointer_expression", "update_expression", "lambda_expression")), None):
-        return False
-    return all(names.by_value(name) for name, _ in syntax.calls(node))
-
-
-def _needs(context: Context, node: Node) -> frozenset[str]:
-    """Variables and parameters that a statement reads, but pointers, by symbol; also names that are none."""
-    found = set()
-    for n in walk(node, "identifier"):
-        v = affine.variable(context, n)
-        if v is not None and not (v.param is not None and v.pointer) and _declaration(v) != node:
-            found.add(v.symbol)
-    return frozenset(found)
 
 
 def _above(node: Node, end: Node) -> list[Node]:

@@ -55,6 +55,7 @@ from cuda_agent.rewrite.rules.coalesce import check_axes_in_sight
 from cuda_agent.rewrite.rules.warp_reduce import TreePlan, tree_plan
 from cuda_agent.rewrite.syntax import squeeze, text
 from cuda_agent.source.tree import arguments
+from cuda_agent.workload import launch_map
 
 WARP, WARPS = 32, 8
 _NEUTRAL = {"+": "0", "|": "0", "^": "0", "*": "1"}
@@ -131,7 +132,7 @@ def _launch(context: Context, warps: int, bound: str | None) -> tuple[LaunchMap,
         even = f"{x} % {warps} == 0"
         grid = launches.dims((f"{even} ? {x} / {warps} : {x}", y, z))
         edits += with_launch(site, grid, f"{even} ? {threads} : {WARP}")
-    several = f"(1 + {warps - 1} * (1 - min(gx % {warps}, 1)))"
+    several = launch_map.shared_out("gx", warps)
     return LaunchMap(grid=(f"gx / {several}", "gy", "gz"), block=(f"{WARP} * {several}", "1", "1")), tuple(edits)
 
 

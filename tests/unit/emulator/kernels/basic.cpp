@@ -159,6 +159,12 @@ __global__ void by_zero(int *p) { CUEMU_KERNEL(p); p[0] = 7 / p[1]; }
 __global__ void asserts(int *p) { CUEMU_KERNEL(p); assert(p[0] == 123); }
 __global__ void traps(int *p) { CUEMU_KERNEL(p); if (p[0] == 0) __trap(); }
 __global__ void texture(int *p) { CUEMU_KERNEL(p); CUEMU_UNSUPPORTED("textures"); }
+__global__ void large_tiles(int *p) {
+    CUEMU_KERNEL(p);
+    CUEMU_SHARED(scratch, cg::block_tile_memory<256>);
+    auto tile = cg::tiled_partition<64>(cg::this_thread_block(scratch));
+    p[threadIdx.x] = cg::reduce(tile, 1, cg::plus<int>());
+}
 __global__ void nested(int *p) { CUEMU_KERNEL(p); CUEMU_LAUNCH((traps), (1, 1), p); }
 __global__ void stuck(int *p) { CUEMU_KERNEL(p); if (threadIdx.x < 3) __syncwarp(); else __syncthreads(); }
 __global__ void unnamed(int *p) { CUEMU_KERNEL(p); p[0] = __shfl_sync(1, p[1], 0); }

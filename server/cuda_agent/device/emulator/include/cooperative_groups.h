@@ -61,6 +61,9 @@ class thread_block {
 };
 inline thread_block this_thread_block() { return thread_block(); }
 
+template <unsigned MaxBlockSize = 1024> struct block_tile_memory {};
+template <unsigned N> inline thread_block this_thread_block(block_tile_memory<N> &) { return thread_block(); }
+
 class grid_group {
   public:
     void sync() const { ::cuemu::detail::unsupported("grid-wide barriers (cooperative_groups::grid_group::sync)"); }
@@ -86,10 +89,11 @@ class coalesced_group : public detail::Lanes {
 };
 inline coalesced_group coalesced_threads() { return coalesced_group(__activemask()); }
 
-// Lanes of the calling thread's tile of N threads.
+// Lanes of the calling thread's tile of N threads. A kernel with larger tiles compiles, beside others, and does not run.
 template <unsigned N> inline std::uint32_t tile_mask() {
-    static_assert(N >= 1 && N <= 32 && (N & (N - 1)) == 0, "tiles of more than a warp are not emulated");
-    return N == 32 ? 0xffffffffu : ((1u << N % 32) - 1) << (::cuemu::lane_id() & ~(N - 1));
+    static_assert(N >= 1 && (N & (N - 1)) == 0);
+    if (N > 32) ::cuemu::detail::unsupported("tiles of more than a warp (cooperative_groups::tiled_partition)");
+    return N >= 32 ? 0xffffffffu : ((1u << N % 32) - 1) << (::cuemu::lane_id() & ~(N - 1));
 }
 
 template <unsigned N, class Parent = void> class thread_block_tile : public detail::Lanes {
