@@ -15,6 +15,7 @@ from cuda_agent import judge, rewrite
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import DeviceMissing, ToolMissing
 from cuda_agent.judge import JudgeOptions
+from cuda_agent.judge.case import Case
 from cuda_agent.model import Arg, Buffer, Build, Candidate, Launch, LaunchMap, Pointer, Verdict, Workload
 from cuda_agent.source import edits
 from cuda_agent.workload.bundle import BlobStore
@@ -312,3 +313,32 @@ def test_broken_atomics(device: Device, tmp_path: Path, body: str) -> None:
     verdict = total_judged(device, tmp_path, body)
     assert verdict.status == "rejected", says(verdict)
     assert stopped_by(verdict) in ("G3", "G5", "G6", "G7")
+
+
+TRANSPOSE = """\
+__global__ void transpose(float *out, float *in, int n)
+{
+    int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x < n && y < n)
+        out[x * n + y] = in[y * n + x];
+}
+"""
+
+
+def test_the_output_of_a_kernel_that_only_moves_data_is_found_where_it_lies_already(
+    device: Device, tmp_path: Path
+) -> None:
+    """The second launch of a program's timing loop. With its input poisoned too, poison lands on poison."""
+    blobs, n = BlobStore(tmp_path / "blobs"), 16
+    given = struct.pack(f"{n * n}f", *range(1, n * n + 1))
+    moved = struct.pack(f"{n * n}f", *(1 + y * n + x for x in range(n) for y in range(n)))
+    buffers = tuple(Buffer((1 + at) << 32, 4 * n * n, blobs.put(one), None) for at, one in enumerate((moved, given)))
+    pointers = [Arg(8 * number, bytes(8), (Pointer(0, number, 0),)) for number in range(2)]
+    size = Arg(16, n.to_bytes(4, "little"))
+    launch = Launch("_Z9transposePfS_i", "", (2, 2, 1), (8, 8, 1), 0, (*pointers, size), buffers)
+    work = Workload("transpose", "captured", (launch,), tmp_path, tmp_path / "blobs", "")
+    file = tmp_path / "transpose.cu"
+    file.write_text(TRANSPOSE)
+    made = Candidate("transpose", TRANSPOSE, TRANSPOSE, (), "test", "bit-exact", LaunchMap(), id="same")
+    found = Case(device, Build(file, tmp_path, "nvcc", (), "default"), work, TRANSPOSE, made).baseline(0)
+    assert (found.outputs, found.poisoned, found.written) == ((0,), {0}, (n * n, 0))
