@@ -4,12 +4,12 @@ usage: hecbench.py CORPUS [--out FOLDER] [--device cuda|emulator] [--programs a,
                    [--budget SECONDS] [--wall SECONDS] [--earlier RESULTS.jsonl] [--again] [--report]
 
 CORPUS is HeCBench's `src`. Builds (`make ARCH=…`) run ahead on the CPU's cores. A GPU captures up to four built
-programs at once or optimises one; with `--together N` so many such things happen on it side by side, and only what is
-timed is alone (`device/turn.py`). With `--gpus N` each GPU takes the next program. Every row is written to
-`results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with `--earlier`) does the
-rest, with `--again` also the kernels that were judged and have no verified gain. After `--wall` seconds it stops what
-it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`, `gallery.md`, `log.txt`
-and `gave.json` (for docs/rules).
+programs at once, or optimises one where no built one waits; with `--together N` so many such things happen on it side
+by side, and only what is timed is alone (`device/turn.py`). With `--gpus N` each GPU takes the next program. Every row
+is written to `results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with
+`--earlier`) does the rest, with `--again` also the kernels that were judged and have no verified gain. After `--wall`
+seconds it stops what it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`,
+`gallery.md`, `log.txt` and `gave.json` (for docs/rules).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from development import DEVELOPMENT, Development
 
 WORKER = Path(__file__).parent / "hecbench_program.py"
 AT_ONCE = 4  # captures on one GPU
+AHEAD = 24  # captured programs that may wait: a search on the same GPU stands still while others are captured
 ENOUGH = 0.6  # of a program's budget must be left, else it waits for the next run
 GRACE = 8.0  # seconds that a process may take to stop after its deadline
 BUILD_SECONDS = 330.0
@@ -112,10 +113,10 @@ class Bench:
         """What a free GPU does now; waits while programs are on their way. None: there is no more, or no time."""
         with self._changed:
             while self.left > ENOUGH * self.arguments.budget:
+                if self._built and len(self._ready) < AHEAD:
+                    return "capture", [self._built.popleft() for _ in range(min(AT_ONCE, len(self._built)))]
                 if self._ready:
                     return "optimize", [self._ready.popleft()]
-                if self._built:
-                    return "capture", [self._built.popleft() for _ in range(min(AT_ONCE, len(self._built)))]
                 if not self._on_the_way:
                     return None
                 self._changed.wait(0.5)

@@ -40,6 +40,7 @@ from cuda_agent.source import joined
 from cuda_agent.source.edits import unified_diff
 from cuda_agent.toolchain import names
 
+TOLD_S = 3.0  # of waiting for others on the device
 FULL_TRIES = 5  # candidates that are judged in full, best first, until one holds
 
 
@@ -107,6 +108,7 @@ class _Search:
         self._complete = False  # the policy has nothing more to propose
         self._hopeless = False  # no verdict is possible on these inputs, whatever the candidate
         self._broke = ""  # why the policy could not go on
+        self._waited = device.waited  # before this search
 
     # ------------------------------------------------------------ the loop
 
@@ -328,6 +330,8 @@ class _Search:
         message = f"nothing better found for {self.kernel.name} after {self.budget.tried} candidates"
         if self.budget.to_try <= 0:
             message += ", when its time was over"
+            if (waited := self.device.waited - self._waited) >= TOLD_S:
+                message += f" ({waited:.0f} s of it others had the device)"
         wrong = [verdict for _, verdict in refused if verdict.status == "rejected"]
         if wrong:
             message += f"; {len(wrong)} that looked better did not pass the full judge ({why_rejected(wrong[0])})"

@@ -68,6 +68,7 @@ class Device:
         self._jobs = 0
         self.starts = 0  # how many workers this device has had
         self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
+        self.waited = 0.0  # seconds that they waited while others had the device
         if start:
             with self._busy:
                 self._ensure()
@@ -290,7 +291,8 @@ class _Conversation:
             )
         except protocol.StreamClosed:
             self._died({})
-        until, begun, left = time.monotonic() + TURN_S, False, self.job.deadline_s
+        asked, begun, left = time.monotonic(), False, self.job.deadline_s
+        until = asked + TURN_S
         while True:
             frame = device._next(self.frames, until)
             if frame is None:
@@ -299,10 +301,12 @@ class _Conversation:
                 self._no_turn()
             header, payload = frame
             if header["type"] == "turn":
-                until, begun = time.monotonic() + left, True
+                now = time.monotonic()
+                device.waited += now - asked
+                until, begun = now + left, True
             elif header["type"] == "wait":
-                left = until - time.monotonic()
-                until, begun = time.monotonic() + TURN_S, False
+                asked = time.monotonic()
+                left, until, begun = until - asked, asked + TURN_S, False
             elif header["type"] == "at":
                 self.step, self.module = header["step"], header["module"]
             elif header["type"] == "result":

@@ -282,9 +282,9 @@ class _Unreadable(Exception):
 class _Known(_Reader):
     """The same texts where some host expressions are known by their spelling, and anything else unknown is an error."""
 
-    def __init__(self, names: _Names, site: LaunchSite, known: Mapping[str, int]) -> None:
+    def __init__(self, names: _Names, site: LaunchSite, known: Mapping[str, int], element: int | None = None) -> None:
         super().__init__(names, site, 0, _operands((site.grid, site.block)))
-        self.known = known
+        self.known, self.element = known, element
 
     def integer(self, node: Node, at: int) -> int:
         known = self.known.get("".join(masked(node).split()))
@@ -292,16 +292,19 @@ class _Known(_Reader):
 
     def unknown(self, node: Node, at: int, suffix: str = "") -> int:
         known = self.known.get("".join(masked(node).split()))
+        if known is None and node.type == "sizeof_expression":
+            known = self.element
         if known is None or suffix:
             raise _Unreadable
         return known
 
 
-def evaluate(module: Module, site: LaunchSite, known: Mapping[str, int]) -> Shape | None:
-    """The shape that a site launches where these host expressions (by their text without spaces) have these values; a
-    grid axis may be 0. None where the text does not say."""
+def evaluate(module: Module, site: LaunchSite, known: Mapping[str, int], element: int | None = None) -> Shape | None:
+    """The shape that a site launches where these host expressions (by their text without spaces) have these values, and
+    types whose size the text does not tell have `element` bytes; a grid axis may be 0. None where the text does not
+    say."""
     try:
-        return _Known(_Names(module), site, known).shape()
+        return _Known(_Names(module), site, known, element).shape()
     except (_Unreadable, _NotInteger, ZeroDivisionError):
         return None
 

@@ -264,6 +264,18 @@ def test_the_full_verdict_is_in_the_budget(bench: Bench, monkeypatch: pytest.Mon
     assert outcome.status == "verified"
 
 
+def test_an_answer_tells_how_long_others_had_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Counting, job: Job, blobs: Any = None) -> list[dict[str, Any]]:
+        self.waited += 10.0
+        return SimulatedDevice.run(self, job, blobs)
+
+    slow = made(110, "a")
+    assert "others" not in bench.run(Script([slow]), budget_s=0.01).message
+    monkeypatch.setattr(Counting, "run", late)
+    message = bench.run(Script([slow]), budget_s=0.01, fresh=True).message
+    assert re.search(r"after \d candidates, when its time was over \(\d+0 s of it others had the device\)", message)
+
+
 def test_stopped_before_anything_good(bench: Bench) -> None:
     with pytest.raises(Cancelled, match="nothing better"):
         bench.run(Script([made(50, "a")]), cancelled=lambda: True)

@@ -147,6 +147,7 @@ def test_a_job_waits_its_turn_and_its_deadline_does_not_run_meanwhile(gpu: str) 
             assert not ended.wait(2 * job.deadline_s)
         worker.join(patience(LONG_S))
         assert ended.is_set()
+        assert device.waited > job.deadline_s
 
 
 def test_only_the_timing_of_a_job_is_alone(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,3 +179,4 @@ def test_only_the_timing_of_a_job_is_alone(gpu: str, monkeypatch: pytest.MonkeyP
             assert not ended.wait(2 * job.deadline_s)
         worker.join(patience(LONG_S))
         assert ended.is_set()
+        assert device.waited > job.deadline_s

@@ -247,6 +247,18 @@ def test_what_would_take_too_long_is_passed_over(
     assert all("values" in name for name in why)
 
 
+@pytest.mark.parametrize(("seconds", "tried"), [(6.0, ["n = 33 (captured 64)"]), (9.0, [])])
+def test_where_all_are_too_large_one_is_tried(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, tried: list[str]
+) -> None:
+    """Of another size: buffers of which the kernel's reach is not understood are large whatever the size."""
+    monkeypatch.setattr(trials, "_expected", lambda case, trial: seconds)
+    options = JudgeOptions(rounds=2, slower_deadline=0.0, timing_budget_s=0.1, hidden_budget_s=4.0)
+    gate = g5(device, tmp_path, "b[:] = 2 * a + 1\nreturn 50.0", options=options)
+    assert gate.data["tried"] == tried
+    assert gate.status == ("pass" if tried else "not-run")
+
+
 def test_a_second_candidate_uses_what_the_original_did(device: Device, tmp_path: Path) -> None:
     """The original's answers on hidden cases are kept: its machine code counts its own launches."""
     original = program("state['n'] = state.get('n', 0) + 1\nb[:] = 2 * a + 1\nreturn 100.0")

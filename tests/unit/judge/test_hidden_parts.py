@@ -198,7 +198,13 @@ def test_a_candidate_is_launched_by_its_own_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "known"), [("threads * sizeof(float)", True), ("64 * sizeof(float4)", False), ("sizeof(Row)", False)]
+    ("shared", "known"),
+    [
+        ("threads * sizeof(float)", True),
+        ("threads * sizeof(T)", True),  # by what was recorded four bytes
+        ("64 * sizeof(float4)", False),
+        ("sizeof(Row)", False),
+    ],
 )
 def test_shared_bytes_are_a_number_of_elements(tmp_path: Path, shared: str, known: bool) -> None:
     one = replace(rows_case(tmp_path).launches[0], shared=256)

@@ -30,12 +30,13 @@ class HiddenSizes:
     canaries and launch errors say so, which see no stray read). Where made-up values overflow in the original and the
     candidate may round in another order, the case is left out; a float difference gets a second look, because made-up
     values cancel (`hidden/sensitivity.py`). The time is limited: pointers, values, sizes and surplus blocks take turns,
-    of each kind cheap cases first and then those that find most, so that whatever was tried covers them all; the result
-    lists every case that was tried and every one that was left out, with the reason. Not seen: sizes that are template
-    arguments or constants, struct members, data with an order of their own that the kernel needs (the original's answer
-    on unordered data is then the reference all the same), sizes beyond about twice the recorded ones (an index that
-    overflows 32 bits there). A map of shapes that was fitted to the recorded launches says nothing about other sizes;
-    such a candidate's own text must."""
+    of each kind cheap cases first and then those that find most, so that whatever was tried covers them all; where
+    every case is too large for it one other size is tried all the same, in twice the time; the result lists every case
+    that was tried and every one that was left out, with the reason. Not seen: sizes that are template arguments or
+    constants, struct members, data with an order of their own that the kernel needs (the original's answer on unordered
+    data is then the reference all the same), sizes beyond about twice the recorded ones (an index that overflows 32
+    bits there). A map of shapes that was fitted to the recorded launches says nothing about other sizes; such a
+    candidate's own text must."""
 
     id: ClassVar[str] = "G5"
     name: ClassVar[str] = "hidden sizes and values"

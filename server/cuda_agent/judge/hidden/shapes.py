@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.judge import launch_text
@@ -17,6 +18,14 @@ from cuda_agent.workload import launch_map
 from cuda_agent.workload.launch_map import Shape
 
 
+class _Found(NamedTuple):
+    site: LaunchSite
+    element: int | None
+
+
+_ELEMENTS = (None, 4, 8, 2, 1, 16, 12)  # bytes of a type that the text does not tell: a template's T
+
+
 class Shapes:
     """The launch shapes of both sides for one recorded launch."""
 
@@ -26,29 +35,30 @@ class Shapes:
         launch = case.launches[index]
         self.captured = Shape(launch.grid, launch.block, launch.shared)
 
-    def _at(self, module: Module, site: LaunchSite, values: Mapping[str, int]) -> Shape | None:
+    def _at(self, module: Module, found: _Found, values: Mapping[str, int]) -> Shape | None:
         """The program has its own names: `k<<<grid, block>>>(x, rows)` makes `rows` the parameter's value."""
+        site, element = found
         known = {}
         for text, param in zip(site.args, self.kernel.params, strict=False):
             if param.name in values and not re.fullmatch(r"[\s\d'.uUlLxX+-]+", text):
                 known["".join(text.split())] = values[param.name]
-        return launch_text.evaluate(module, site, known)
+        return launch_text.evaluate(module, site, known, element)
 
-    def _site(self, module: Module, kernel: Kernel, shape: Shape) -> LaunchSite | None:
+    def _site(self, module: Module, kernel: Kernel, shape: Shape) -> _Found | None:
         """The launch site whose text gives `shape` for the recorded sizes."""
-        sites = module.launches_of(kernel)
-        return next((site for site in sites if self._at(module, site, self.recorded) == shape), None)
+        found = (_Found(site, element) for site in module.launches_of(kernel) for element in _ELEMENTS)
+        return next((one for one in found if self._at(module, one, self.recorded) == shape), None)
 
     @property
     def kernel(self) -> Kernel:
         return self.case.kernel
 
     @cached_property
-    def _original(self) -> LaunchSite | None:
+    def _original(self) -> _Found | None:
         return self._site(self.case.module, self.kernel, self.captured)
 
     @cached_property
-    def _candidate(self) -> LaunchSite | None:
+    def _candidate(self) -> _Found | None:
         module = self.case.candidate_module
         return self._site(module, module.kernel(self.kernel.id), self.case.shape(self.index))
 
@@ -58,9 +68,9 @@ class Shapes:
         if self._original is None:
             return None
         module = self.case.candidate_module
-        at = self.case.module.launches_of(self.kernel).index(self._original)
+        at = self.case.module.launches_of(self.kernel).index(self._original.site)
         sites = module.launches_of(module.kernel(self.kernel.id))
-        return self._at(module, sites[at], self.recorded) if at < len(sites) else None
+        return self._at(module, self._original._replace(site=sites[at]), self.recorded) if at < len(sites) else None
 
     def original(self, values: Mapping[str, int]) -> Shape | None:
         """By the program's text; a grid axis may be 0: then its own launch would be refused. None where it is not

@@ -95,9 +95,7 @@ class Hidden(Case):
 def run(case: Case, plan: Plan) -> Report:
     """Tries the plan's cases until one fails, all are done or the time is up."""
     report = Report(left_out=list(plan.left_out))
-    until = time.monotonic() + (
-        case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
-    )
+    until = time.monotonic() + _seconds(case)
     most = case.options.hidden_cases
     report.left_out += [LeftOut(trial.name, "enough cases") for trial in plan.trials[most:]]
     ended = _try(case, plan, plan.trials[:most], report, until)
@@ -109,7 +107,8 @@ def run(case: Case, plan: Plan) -> Report:
 def _try(case: Case, plan: Plan, waiting: Sequence[Trial], report: Report, until: float) -> bool:
     """False when a case failed or the time was over."""
     while waiting := [trial for trial in waiting if trial.kind not in report.deadly]:
-        batch = _batch(case, waiting, until - time.monotonic())
+        left = until - time.monotonic()
+        batch = _batch(case, waiting, left) or ([] if report.tried else _one(case, waiting, left + _seconds(case)))
         if not batch:
             report.left_out += [LeftOut(trial.name, NO_TIME) for trial in waiting]
             return False
@@ -156,6 +155,17 @@ def _batch(case: Case, waiting: Sequence[Trial], seconds: float) -> list[Trial]:
             total += trial.cost
             batch.append(trial)
     return batch
+
+
+def _one(case: Case, waiting: Sequence[Trial], seconds: float) -> list[Trial]:
+    """Where all are too large: one other size all the same, in up to twice the time, or the cheapest of another kind.
+    Without any the recorded sizes would be all that is known."""
+    first = min(waiting, key=lambda trial: (trial.kind != "size", _expected(case, trial)))
+    return [first] if _expected(case, first) <= seconds else []
+
+
+def _seconds(case: Case) -> float:
+    return case.options.hidden_budget_emulated_s if case.emulated else case.options.hidden_budget_s
 
 
 # ---------------------------------------------------------------- the original alone
