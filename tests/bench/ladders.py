@@ -9,6 +9,9 @@ ours and the expert's versions, one after the other, at its best block size; its
 log(first / ours) / log(first / best), the best one being of the first one's precision. `ladders.md` and `ladders.jsonl`
 are written. With `--build-only` everything is built and nothing runs: that needs no GPU.
 
+Of the expert's versions those are raced that were among the best on an H200 (2026-11-30): the programs' own benchmarks
+take most of the time.
+
 The wall time is shared out among the ladders by their kernels, a ladder's among its kernels by what they cost. Before
 the search the first version runs once: so much time for each version is kept for the race, which has a second turn
 where there is time for one.
@@ -101,18 +104,18 @@ def _reduction(number: int) -> Version:
 
 FEWER = ("int repeat_times = 100;", "int repeat_times = 20;")
 LADDERS = (
-    _llm("layernorm_forward", ("layernorm_forward_kernel1",), (3, 4, 5, 6)),
+    _llm("layernorm_forward", ("layernorm_forward_kernel1",), (5, 6)),
     _llm(
         "softmax_forward",
         ("softmax_forward_kernel1",),
-        (4, 7, 8),
+        (7, 8),
         smaller=(("int T = 1024;", "int T = 64;"), FEWER),
         launches=1,
     ),
     _llm(
         "attention_forward",
         ("attention_query_key_kernel1", "attention_softmax_kernel1", "attention_value_kernel1"),
-        (3, 4),
+        (4,),
         smaller=(("int B = 8;", "int B = 2;"), FEWER),
         launches=1,
     ),
@@ -124,7 +127,7 @@ LADDERS = (
         "nvcc -O3 -std=c++17 -arch={arch} -I../../../Common transpose.cu -o transpose",
         ("transposeNaive",),
         _transpose("naive"),
-        tuple(map(_transpose, ("coalesced", "optimized", "diagonal"))),
+        tuple(map(_transpose, ("coalesced", "optimized"))),
         passed="Test passed",
     ),
     Ladder(
@@ -135,7 +138,7 @@ LADDERS = (
         "nvcc -O3 -std=c++17 -arch={arch} -I../../../Common reduction.cpp reduction_kernel.cu -o reduction",
         ("reduce0",),
         _reduction(0),
-        tuple(map(_reduction, (4, 5, 6, 7))),
+        tuple(map(_reduction, (5, 6))),
         passed="Test passed",
     ),
 )
