@@ -9,7 +9,7 @@ by side, and only what is timed is alone (`device/turn.py`). With `--gpus N` eac
 is written to `results.jsonl` in the out folder as soon as it is known; a second run with that folder (or with
 `--earlier`) does the rest, with `--again` also the kernels that were judged and have no verified gain. After `--wall`
 seconds it stops what it is doing, keeps that and prints. `--report` only prints. Written are also `table.md`,
-`gallery.md`, `log.txt` and `gave.json` (for docs/rules).
+`gallery.md`, `gains.svg`, `log.txt` and `gave.json` (for docs/rules).
 """
 
 from __future__ import annotations
@@ -270,6 +270,7 @@ def main() -> int:
     shown, numbers = report.table(rows, programs), report.summary(rows)
     (arguments.out / "table.md").write_text(f"{shown}\n\n{numbers}\n", encoding="utf-8")
     (arguments.out / "gallery.md").write_text(report.gallery(rows) + "\n", encoding="utf-8")
+    (arguments.out / "gains.svg").write_text(report.chart(rows) + "\n", encoding="utf-8")
     (arguments.out / "gave.json").write_text(report.gave(rows) + "\n", encoding="utf-8")
     print(f"{shown}\n\n{numbers}")
     return 0

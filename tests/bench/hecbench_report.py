@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 Row = Mapping[str, Any]
 HEAD = (
@@ -171,6 +172,34 @@ def _shown(number: int, row: Row) -> str:
             "```",
         ]
     )
+
+
+def chart(rows: Iterable[Row]) -> str:
+    """All judged kernels as bars, the largest gain first, on a logarithmic axis: an SVG that stands by itself."""
+    judged = sorted((row for row in rows if row["judged"]), key=lambda row: -gain(row))
+    left, width, line = 250, 520, 15
+    decades = math.log10(max([2.0, *map(gain, judged)]))
+    height = line * len(judged) + 40
+    axis = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if math.log10(tick) <= decades]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 70} {height}" '
+        'font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for tick in axis:
+        x = left + width * math.log10(tick) / decades
+        parts.append(f'<path d="M{x:.0f} 5V{height - 25}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x:.0f}" y="{height - 10}" text-anchor="middle" fill="#555">{tick}×</text>')
+    for number, row in enumerate(judged):
+        y = 8 + line * number
+        long = width * math.log10(gain(row)) / decades
+        said = f"{gain(row):.2f}×" if gain(row) > 1.0 else "nothing faster"
+        name = escape(f"{row['program']}, {row['kernel']}")
+        parts.append(f'<text x="{left - 6}" y="{y + 10}" text-anchor="end" fill="#222">{name}</text>')
+        parts.append(f'<rect x="{left}" y="{y + 1}" width="{max(1.0, long):.1f}" height="{line - 4}" fill="#4a8f3c"/>')
+        ink = "#222" if faster(row) else "#999"
+        parts.append(f'<text x="{left + long + 6:.1f}" y="{y + 10}" fill="{ink}">{said}</text>')
+    return "\n".join([*parts, "</svg>"])
 
 
 def gave(rows: Iterable[Row]) -> str:

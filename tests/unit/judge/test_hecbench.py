@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -202,6 +203,9 @@ def test_rows_of_a_program_on_the_simulated_gpu(
     assert (n["launched"], n["judged"], n["faster"], n["mean"]) == (1, 1, 1, pytest.approx(row["ratio"]))
     assert "1.50×" in hecbench_report.table([unseen, row], {})
     assert "```diff" in hecbench_report.gallery([unseen, row])
+    chart = ElementTree.fromstring(hecbench_report.chart([unseen, row, row | {"kernel": "a<b>", "status": "nothing"}]))
+    words = [node.text for node in chart.iter("{http://www.w3.org/2000/svg}text")]
+    assert words == ["1×", "2×", f"{row['program']}, axpy", "1.50×", f"{row['program']}, a<b>", "nothing faster"]
 
 
 def test_a_search_that_breaks_is_a_row(
