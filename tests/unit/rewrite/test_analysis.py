@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from random_kernels import INPUTS, Program, Run, programs
 
 from cuda_agent.errors import RuleRefused
-from cuda_agent.model import Kernel
-from cuda_agent.rewrite.analysis import access, aliasing, names, trips, uniform
+from cuda_agent.model import Kernel, Launch, Workload
+from cuda_agent.rewrite import syntax
+from cuda_agent.rewrite.analysis import access, aliasing, live, names, trips, uniform
 from cuda_agent.rewrite.analysis.carried import reductions
 from cuda_agent.rewrite.analysis.loops import counting
 from cuda_agent.rewrite.analysis.polynomial import OPERATIONS, Poly
@@ -310,3 +311,39 @@ def test_lanes_wait_for_one_bank() -> None:
 def test_the_size_of_a_named_type(before: str, size: int | None) -> None:
     case = body("x[n] = y;", "REAL *x, REAL y, int n", before=before)
     assert access.of(case).found[0].bytes == size
+
+
+ENUMS = "enum Kind { A, B = 5, C };\nenum class Mode { ONE, TWO };\nenum Built {\n#ifdef X\n  X1,\n#endif\n  X2 };\n"
+
+
+@pytest.mark.parametrize(
+    ("condition", "arguments", "then", "otherwise"),
+    [
+        ("FLAG", "true, 4, (Mode)1, int", True, False),
+        ("!FLAG", "true, 4, (Mode)1, int", False, True),
+        ("N > 3u && FLAG", "false, 4, (Mode)1, int", False, True),
+        ("n > 3 && FLAG", "false, 4, (Mode)1, int", False, True),  # whatever n is
+        ("n > 3 || FLAG", "false, 4, (Mode)1, int", True, True),
+        ("n > 3", "false, 4, (Mode)1, int", True, True),
+        ("MODE == Mode::TWO", "true, 4, (Mode)1, int", True, False),
+        ("MODE != Mode::TWO", "true, 4, (Mode)1, int", False, True),
+        ("N == C", "true, 6, (Mode)1, int", True, False),
+        ("N == X2", "true, 0, (Mode)1, int", True, True),  # a directive decides its number
+        ("N - 5 < 0", "true, 4u, (Mode)1, int", True, True),  # arithmetic depends on the types
+        ("N < 4", "true, -1, (Mode)1, int", True, True),
+        ("sizeof(T) == 4", "true, 4, (Mode)1, int", True, True),
+        ("int k = N; FLAG", "false, 4, (Mode)1, int", True, True),
+    ],
+)
+def test_which_branch_an_instantiation_has(condition: str, arguments: str, then: bool, otherwise: bool) -> None:
+    for word in ("", "constexpr "):
+        code = (
+            f"{ENUMS}template <bool FLAG, int N, Mode MODE, typename T>\n__global__ void k(T *x, int n)\n"
+            f"{{\n  if {word}({condition}) {{\n    x[0] = 1;\n  }} else\n    x[1] = 2;\n}}\n"
+        )
+        made = f"void k<{arguments}>(int*, int)"
+        launch = Launch("_Z1k", made, (1, 1, 1), (32, 1, 1), 0, (), ())
+        work = Workload("k", "captured", (launch,), Path(), Path(), "NVIDIA H200")
+        context = Context.make(Path("k.cu"), code, "k", work)
+        stores = list(syntax.of_type(context.body, "expression_statement"))
+        assert [live.reached(context, one) for one in stores] == [(then,), (otherwise,)]
