@@ -4,15 +4,15 @@ launch its kernels: the candidate's are those that lie to it as the original's d
 
 Where both launch the kernel with the same words, the captured shapes hold for both. Where they differ, and the edit
 policy lets them, the candidate's own program is run under the same capture, in the way that the original's was, and its
-launches are paired with the original's, in order. Of a model's text nothing runs on the host: there the launch texts
-alone say the shapes.
+launches are paired with the original's, by which launch of the program they are. Of a model's text nothing runs on the
+host: there the launch texts alone say the shapes.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
 from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.program import Program, is_executable
-from cuda_agent.model import Candidate, LaunchMap, Verdict
+from cuda_agent.model import Candidate, Launch, LaunchMap, Verdict
 from cuda_agent.source import joined
 from cuda_agent.source.documents import Document, text_id
 from cuda_agent.source.edits import minimal, unified_diff
@@ -37,6 +37,8 @@ from cuda_agent.toolchain.build import find_build
 from cuda_agent.toolchain.launchers import with_launches
 from cuda_agent.workload import launch_map, own
 from cuda_agent.workload.launch_map import Shape
+
+_Launched = tuple[int, Shape]  # which launch of its process, counted from 0, and its shape
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,6 @@ def _launches(
         case.device.compile(case.build, after.document.text)
     except CompileError:
         return LaunchMap(seen=True)  # G1 rejects it with the compiler's words
-    ours = [Shape(x.grid, x.block, x.shared) for x in case.workload.launches]
     name = case.kernel.name
     if request.args or not _by_command(case):
         if not after.has_main:
@@ -172,15 +173,40 @@ def _launches(
                 f"{request.candidate.name} launches {name} differently and has no main to run, so its launch shapes "
                 "are unknown: put the new launch into a file with a main, or keep the launch as it is"
             )
-        shapes = _own_shapes(case, request, on_event)
+        launched = _own_shapes(case, request, on_event)
     else:
-        shapes = _shapes_in_project(case, on_event)
-    if len(shapes) < len(ours):
+        launched = _shapes_in_project(case, on_event)
+    return launch_map.fit(_paired(case, request, launched))
+
+
+def _paired(case: Case, request: VerifyRequest, launched: Sequence[_Launched]) -> list[tuple[Shape, Shape]]:
+    """The original's shapes with the candidate's. Both programs make the same launches in the same order, but not the
+    same ones are recorded of both: a recording prefers launches of other shapes, and may have been ended early. So they
+    are paired by their place in the program; several processes that count anew are taken in order. Raises NoInputs
+    where a shape of the original has no partner."""
+    ours, name = case.workload.launches, case.kernel.name
+    if case.workload.origin != "captured":  # nobody counted them
+        shapes = [shape for _, shape in launched]
+        pairs = list(zip(ours, shapes, strict=False))
+    else:
+        places: dict[int, list[Shape]] = {}
+        for seq, shape in launched:
+            places.setdefault(seq, []).append(shape)
+        pairs = [(launch, places[launch.seq].pop(0)) for launch in ours if places.get(launch.seq)]
+    told = {(launch.mangled, _shape(launch)) for launch, _ in pairs}
+    if any((launch.mangled, _shape(launch)) not in told for launch in ours):
         raise NoInputs(
-            f"the program of {request.candidate.name} launched {name} {len(shapes)} times, the original's "
+            f"the program of {request.candidate.name} launched {name} {len(launched)} times, the original's "
             f"{len(ours)} times: their launches cannot be paired"
+            if len(launched) < len(ours)
+            else f"the program of {request.candidate.name} launched {name} at other places among its launches than the "
+            "original: their launches cannot be paired"
         )
-    return launch_map.fit(list(zip(ours, shapes, strict=False)))
+    return [(_shape(launch), shape) for launch, shape in pairs]
+
+
+def _shape(launch: Launch) -> Shape:
+    return Shape(launch.grid, launch.block, launch.shared)
 
 
 def _by_command(case: Case) -> bool:
@@ -197,36 +223,38 @@ def _by_command(case: Case) -> bool:
         return False
 
 
-def _shapes_in_project(case: Case, on_event: Callable[[Mapping[str, Any]], None] | None) -> list[Shape]:
-    """The launch shapes of the person's program with the candidate in it, built and run by the recorded command in a
+def _shapes_in_project(case: Case, on_event: Callable[[Mapping[str, Any]], None] | None) -> list[_Launched]:
+    """The launches of the person's program with the candidate in it, built and run by the recorded command in a
     copy of the project."""
     command, name = " ".join(case.workload.command), case.kernel.name
     if on_event is not None:
         on_event({"type": "note", "text": f"the launches of {name} changed: running `{command}` in a copy to see them"})
     with Program(case) as program:
-        ran = program.run("candidate", case.candidate.text, case.options.program_timeout_s)
+        limit, stop = case.options.program_timeout_s, case.workload.ended
+        ran = program.run("candidate", case.candidate.text, limit, stop=stop)
     if ran.timed_out:
         raise NoInputs(
             f"`{command}` with the candidate did not end within {case.options.program_timeout_s:g} s, so how it "
             f"launches {name} is unknown"
         )
-    return [Shape(launch.grid, launch.block, launch.shared) for launch in ran.launches]
+    return [(launch.seq, _shape(launch)) for launch in ran.launches]
 
 
 def _own_shapes(
     case: Case, request: VerifyRequest, on_event: Callable[[Mapping[str, Any]], None] | None
-) -> list[Shape]:
-    """The launch shapes of the candidate's program, run with the arguments the original was captured with. Its bundles
+) -> list[_Launched]:
+    """The launches of the candidate's program, run with the arguments the original was captured with. Its bundles
     go to a temporary folder: they are not the inputs of anything."""
     workload, kernel = case.workload, case.kernel
     args = request.args or (workload.command[1:] if workload.origin == "captured" else ())
     say = on_event or (lambda event: None)
-    shapes: list[Shape] = []
+    launched: list[_Launched] = []
 
     def follow(event: Mapping[str, Any]) -> None:
         if event.get("type") == "launch" and own.kernel_of(case.module, str(event["mangled"])) == kernel.id:
             grid, block = event["grid"], event["block"]
-            shapes.append(Shape((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), int(event["shared"])))
+            shape = Shape((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), int(event["shared"]))
+            launched.append((int(event["seq"]), shape))
         say(event)
 
     with tempfile.TemporaryDirectory(prefix="cuda-agent-") as folder:
@@ -234,15 +262,16 @@ def _own_shapes(
             device="emulator" if case.emulated else "cuda",
             kernel=rf"\b{re.escape(kernel.name)}\b",
             first=len(workload.launches),
+            stop=None if workload.origin != "captured" else workload.ended,
             timeout=request.timeout_s,
             into=Path(folder),
         )
         try:
             build_and_run(request.candidate, list(args), case.build, options, follow, case.cancelled)
         except NothingCaptured as error:
-            if len(shapes) < len(workload.launches):  # else they were seen and refused: the judge says so
+            if len(launched) < len(workload.launches):  # else they were seen and refused: the judge says so
                 raise NoInputs(
                     f"{request.candidate.name} launches {kernel.name} differently and its own program showed no such "
                     f"launch: {error}"
                 ) from error
-    return shapes
+    return launched

@@ -15,8 +15,9 @@ from cuda_agent.capture import CaptureOptions
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import NoInputs
 from cuda_agent.toolchain import sandbox
+from cuda_agent.toolchain.build import find_build
 from cuda_agent.verify import Verification, VerifyRequest, verify
-from cuda_agent.workload import bundle
+from cuda_agent.workload import bundle, launch_map
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or shutil.which("make") is None, reason="needs make and g++, for the emulator"
@@ -137,6 +138,34 @@ def test_a_program_captured_as_it_is(device: Device, tmp_path: Path) -> None:
     assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
     again = asked(device, file, tmp_path, ("(n + 31) / 32, 32", "(n + 15) / 16, 16"))
     assert again.verdict.status == "verified"
+
+
+# Two launches of one shape come before one of another, which is recorded in place of the second where nothing ends the
+# program first.
+LAUNCH = "    scale<<<(n + 31) / 32, 32>>>(x, y, n);\n"
+REPEATED = f"    for (int m : {{n, n, n / 2, n / 2, n}})\n    {LAUNCH.replace('n', 'm')}"
+
+
+@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("by_make", [True, False])
+def test_launches_are_paired_by_their_place(device: Device, tmp_path: Path, stop: bool, by_make: bool) -> None:
+    text = SCALE.replace(LAUNCH, REPEATED)
+    (tmp_path / "Makefile").write_text("run: main\n\t./main 100\nmain: scale.cu\n\tnvcc -O2 scale.cu -o main\n")
+    file, candidate = tmp_path / "scale.cu", tmp_path / "candidate.cu"
+    file.write_text(text)
+    options = CaptureOptions(device="emulator", kernel=r"\bscale\b", first=2, stop=stop)
+    if by_make:
+        room.capture(["make", "run"], tmp_path, options)
+    else:
+        room.build_and_run(file, ("100",), find_build(file), options)
+    work = bundle.find(file)
+    assert work is not None
+    assert ([launch.seq for launch in work.launches], work.ended) == (([0, 1], True) if stop else ([0, 2], False))
+    candidate.write_text(text.replace("(m + 31) / 32, 32", "(m + 63) / 64, 64"))
+    made = verify(VerifyRequest(file, candidate), device=device)
+    assert made.verdict.status == "verified", [gate.detail for gate in made.verdict.gates]
+    shapes = [launch_map.apply(made.candidate.launch, x.grid, x.block, x.shared) for x in work.launches]
+    assert [shape.grid[0] for shape in shapes] == ([2, 2] if stop else [2, 1])
 
 
 # ---------------------------------------------------------------- text from a model

@@ -12,7 +12,7 @@ from cuda_agent.errors import CaptureError
 from cuda_agent.model import Dim3
 
 Event = Mapping[str, Any]
-"""`type` says which: `launch` {kernel, mangled, demangled, grid, block, shared, bytes, skipped}, `output` {text},
+"""`type` says which: `launch` {kernel, seq, mangled, demangled, grid, block, shared, bytes, skipped}, `output` {text},
 `note` {text}, `seen` {kernel, seen}, `bundle` {kernel, path, launches}."""
 OnEvent = Callable[[Event], None]
 Cancelled = Callable[[], bool]

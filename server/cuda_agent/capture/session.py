@@ -267,6 +267,7 @@ class Session:
                     {
                         "type": "launch",
                         "kernel": launch.kernel,
+                        "seq": launch.data["seq"],
                         "mangled": launch.data["mangled"],
                         "demangled": launch.data["demangled"],
                         "grid": launch.data["grid"],

@@ -92,13 +92,13 @@ class Program:
 
     # ------------------------------------------------------------ one run
 
-    def run(self, name: str, text: str, limit: float) -> Ran:
-        """Builds the program with `text` as the judged file and runs it, for at most `limit` seconds. Raises
-        CompileError, CaptureError, ToolMissing, WorkloadError (it cannot be copied, or the command does not build
-        it), Cancelled."""
+    def run(self, name: str, text: str, limit: float, *, stop: bool = False) -> Ran:
+        """Builds the program with `text` as the judged file and runs it, for at most `limit` seconds; with `stop` only
+        until every wanted launch is recorded. Raises CompileError, CaptureError, ToolMissing, WorkloadError (it cannot
+        be copied, or the command does not build it), Cancelled."""
         self._fresh(text)
         started = time.monotonic()
-        stop = _Stop(started + limit, self.case.cancelled)
+        told = _Stop(started + limit, self.case.cancelled)
         lines: list[str] = []
 
         def hear(event: object) -> None:
@@ -107,7 +107,7 @@ class Program:
 
         log = self.folder / f"{name}.compiler"
         into = self.folder / name
-        session = Session(self._wrapped(self._argv()), self.copy, self._options(into, log), hear, stop)
+        session = Session(self._wrapped(self._argv()), self.copy, self._options(into, log, stop), hear, told)
         report: CaptureReport | None = None
         program = self.folder / "bin" / self.file.stem
         try:
@@ -122,15 +122,15 @@ class Program:
         except NothingCaptured as error:
             report = error.report
         except Cancelled:
-            if not stop.late:
+            if not told.late:
                 raise
-        if report is not None and report.cancelled and not stop.late:
+        if report is not None and report.cancelled and not told.late:
             raise Cancelled("stopped by the person")
-        if report is not None and not (self.alone or self.recorded or stop.late):
+        if report is not None and not (self.alone or self.recorded or told.late):
             self._built(report, log)
         seconds = None
-        if report is not None and not stop.late and not self.case.emulated:
-            seconds = self.time(stop, report.exit_code)
+        if report is not None and not told.late and not self.case.emulated:
+            seconds = self.time(told, report.exit_code)
         wanted, summaries = self.case.workload.kernel, report.kernels if report else ()
         template = without_template(wanted)
         kernels = [summary for summary in summaries if bundle.same_kernel(summary.kernel, template)]
@@ -142,12 +142,12 @@ class Program:
             launches=made[0].launches if made else (),
             seen=sum(kernel.launches for kernel in kernels),
             blobs=bundle.BlobStore(made[0].blobs if made else into),
-            timed_out=stop.late,
+            timed_out=told.late,
             took=time.monotonic() - started,
             seconds=seconds,
         )
 
-    def _options(self, into: Path, log: Path) -> CaptureOptions:
+    def _options(self, into: Path, log: Path, stop: bool) -> CaptureOptions:
         name = without_template(self.case.workload.kernel).split("::")[-1]
         counts: dict[str, int] = {}
         for launch in self.case.workload.launches:
@@ -156,7 +156,7 @@ class Program:
             device="emulator" if self.case.emulated else self.case.device.spec,
             kernel=rf"\b{re.escape(name)}\b",
             first=max(counts.values()),
-            stop=False,
+            stop=stop,
             into=into,
             environment={**self.case.workload.environment, shim.LOG: str(log)},
         )
