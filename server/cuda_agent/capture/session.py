@@ -21,7 +21,7 @@ from cuda_agent.errors import Cancelled as CancelledError
 from cuda_agent.errors import CaptureError, CompileError, ToolMissing, UsageError
 from cuda_agent.model import Build
 from cuda_agent.toolchain import build as builds
-from cuda_agent.toolchain import nvcc
+from cuda_agent.toolchain import names, nvcc
 
 # What may be written into a bundle: variables that change what a CUDA program computes, never paths, tokens or names.
 RECORDED_VARIABLES = (
@@ -221,13 +221,25 @@ class Session:
             exit_code=done.exit_code,
             kernels=follower.summaries(bundles),
             builds=_lines(paths.builds) - before,
-            notes=(*self.notes, *follower.notes),
+            notes=(*self.notes, *follower.notes, *self._missing(follower)),
             seconds=time.monotonic() - started,
             stopped=follower.stopped,
             cancelled=done.cancelled,
             output=done.output,
         )
         return judged(report, self.device, self.options.timeout if done.timed_out else None)
+
+    def _missing(self, follower: raw.Follower) -> list[str]:
+        """What an end that nobody asked for may have left out: which instantiations of a template a program launches
+        shows only its whole run."""
+        if not follower.stopped or self.options.stop is not None:
+            return []
+        used = (str(launch.data["mangled"]) for launch in follower.launches.values() if launch.why is None)
+        names_ = dict.fromkeys(name for name in map(names.expression, used) if name.endswith(">"))
+        return [
+            f"the program was ended after {', '.join(names_)}: if it launches the template with other arguments later, "
+            "add --no-stop to record these launches, too"
+        ] * bool(names_)
 
     def _environment(self, paths: _Paths, tools: shim.Shim | None) -> dict[str, str]:
         options = self.options

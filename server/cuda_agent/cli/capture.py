@@ -32,7 +32,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--stop",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="end the program once everything asked for is recorded (default on the emulator)",
+        help="end the program once everything asked for is recorded (default on the emulator; a template's later "
+        "instantiations are seen with --no-stop only)",
     )
     parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="-- COMMAND")
 

@@ -94,3 +94,65 @@ def test_make_run(source: Path) -> None:
     found = builds.find_build(source)
     assert found.origin == "recorded"
     assert any("use_fast_math" in flag for flag in found.flags)
+
+
+INSTANTIATED = """
+#include <cuda_runtime.h>
+
+template <typename T, int N>
+__global__ void scale(T *x)
+{
+    x[threadIdx.x] *= N;
+}
+
+__global__ void plain(float *x)
+{
+    x[threadIdx.x] += 1;
+}
+
+template <typename T>
+void run()
+{
+    T *x;
+    cudaMalloc(&x, 32 * sizeof(T));
+    cudaMemset(x, 0, 32 * sizeof(T));
+    for (int i = 0; i < 5; i++)
+        scale<T, 3><<<1, 32>>>(x);
+}
+
+int main()
+{
+    float *x;
+    cudaMalloc(&x, 32 * sizeof(float));
+    cudaMemset(x, 0, 32 * sizeof(float));
+    for (int i = 0; i < 5; i++)
+        plain<<<1, 32>>>(x);
+    run<int>();
+    run<double>();
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stop", "recorded", "note"),
+    [
+        (r"\bscale\b", None, {"_Z5scaleIiLi3EEvPT_"}, ["the program was ended after scale<int, 3>:", "--no-stop"]),
+        (r"\bscale\b", False, {"_Z5scaleIiLi3EEvPT_", "_Z5scaleIdLi3EEvPT_"}, None),
+        (r"\bplain\b", None, {"_Z5plainPf"}, None),
+    ],
+)
+def test_instantiations_that_come_later(
+    tmp_path: Path, kernel: str, stop: bool | None, recorded: set[str], note: list[str] | None
+) -> None:
+    """Without a file nobody knows what else there is: where the program is ended at the first, that is said."""
+    (tmp_path / "scale.cu").write_text(INSTANTIATED)
+    (tmp_path / "Makefile").write_text("run: main\n\t./main\nmain: scale.cu\n\tnvcc -O2 scale.cu -o main\n")
+    options = CaptureOptions(device="emulator", kernel=kernel, stop=stop)
+    report = room.capture(["make", "run"], tmp_path, options)
+    (kept,) = report.kernels if kernel == r"\bplain\b" else [one for one in report.kernels if one.wanted]
+    assert kept.bundle is not None
+    assert {launch.mangled for launch in bundle.load(kept.bundle).launches} == recorded
+    said = [text for text in report.notes if "ended after" in text]
+    assert len(said) == (note is not None)
+    assert all(word in said[0] for word in note or ())
