@@ -7,7 +7,10 @@ Names from the CUDA C++ Programming Guide (language extensions, mathematical fun
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
+
+from cuda_agent.judge import half_names
 
 # Word → why it may not be new. Whole words in device code, macros that become used included.
 FORBIDDEN: dict[str, str] = {
@@ -33,16 +36,25 @@ ATTRIBUTES = frozenset(
     ("aligned", "always_inline", "noinline", "packed", "unused", "maybe_unused", "nodiscard", "likely", "unlikely")
 )
 
+# What `__float2half`, `__floats2bfloat162_rn` begin with.
+_INTO = r"__(?:floats?2?|double|u?int|u?short|u?ll)"
+
 # Precision downgrades: opt-in name → pattern of whole words.
 PRECISION: dict[str, re.Pattern[str]] = {
-    "half": re.compile(r"_*half2?(_raw)?|__(float|double|int|uint|short|ushort|ll|ull)2half2?\w*|_Float16|half1"),
-    "bf16": re.compile(r"_*(nv_)?bfloat16\w*|__float2bfloat16\w*|bf16|__nv_fp[468]\w*|__nv_cvt\w*"),
+    "half": re.compile(rf"_*half2?(_raw)?|{_INTO}2half2?\w*|__u?short_as_half|make_half2|_Float16|half1"),
+    "bf16": re.compile(
+        rf"_*(nv_)?bfloat16\w*|{_INTO}2bfloat16\w*|__u?short_as_bfloat16|make_bfloat162|bf16|__nv_fp[468]\w*|__nv_cvt\w*"
+    ),
     "tf32": re.compile(r"tf32|__float_to_tf32|wmma|mma_sync|nvcuda"),
     "fast-math": re.compile(
         r"__(exp|exp10|log|log2|log10|pow|sin|cos|tan|sincos|tanh)f|__fdividef|__use_fast_math__|__frsqrt_approx"
-        r"|__f(add|sub|mul|div|rcp|sqrt|maf)_r[uzd]|__fma(f)?_r[uzd]|__[hd](add|mul|div)_r[uzd]|ftz|__nv_fast_\w+"
+        r"|__f(add|sub|mul|div|rcp|sqrt|maf)_r[uzd]|__fma(f)?_r[uzd]|__[hd](add|mul|div)_r[uzd]|h2?tanh_approx|ftz|__nv_fast_\w+"
     ),
 }
+
+# Functions that are a downgrade where the original computes in no half precision; `__hadd` is one of integers, too.
+HALVES = ("half", "bf16")
+_HALF_ARITHMETIC = half_names.ARITHMETIC - {"__hadd"}
 
 # Types whose names people also give to variables (`int half = n / 2`): they count as types only.
 ALSO_NAMES = frozenset(("half", "half1", "half2", "tf32", "bf16", "ftz"))
@@ -95,7 +107,19 @@ _TYPES = (
 ).split()
 
 CALLS = frozenset(
-    [*_MATH, *(f"{name}f" for name in _MATH), *_INTEGER, *_ROUNDED, *_MEMORY, *_WARP, *_VECTORS, *_TYPES, "reduce"]
+    [
+        *half_names.ARITHMETIC,
+        *half_names.CONVERSIONS,
+        *_MATH,
+        *(f"{name}f" for name in _MATH),
+        *_INTEGER,
+        *_ROUNDED,
+        *_MEMORY,
+        *_WARP,
+        *_VECTORS,
+        *_TYPES,
+        "reduce",
+    ]
 )
 METHODS = frozenset(
     (
@@ -121,7 +145,18 @@ def forbidden(word: str) -> str | None:
 
 def downgrade(word: str, allow: frozenset[str]) -> str | None:
     """Name of the precision downgrade a word stands for, unless the person allowed it."""
+    if word in _HALF_ARITHMETIC:
+        return None if allow & set(HALVES) else "half arithmetic"
     return next((name for name, words in PRECISION.items() if name not in allow and words.fullmatch(word)), None)
+
+
+def held(words: Collection[str]) -> frozenset[str]:
+    """What device code of these words has already, so that more of it is no downgrade: the half types that it stores;
+    half arithmetic where it calls some, or has half types and no wider ones that the arithmetic could be in."""
+    types = frozenset(kind for kind in HALVES if any(PRECISION[kind].fullmatch(word) for word in words))
+    wider = any(re.fullmatch(r"(float|double)\d?|__(half|bfloat16|low|high)2?2float2?", word) for word in words)
+    computes = not _HALF_ARITHMETIC.isdisjoint(words) or (types and not wider)
+    return types | {"half arithmetic"} if computes else types
 
 
 @lru_cache(maxsize=256)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from cuda_agent.judge.edit_tokens import Selection
 from cuda_agent.judge.gates.g00_edit_policy import violations
-from cuda_agent.judge.vocabulary import forbidden
+from cuda_agent.judge.half_names import ARITHMETIC, CONVERSIONS
+from cuda_agent.judge.vocabulary import CALLS, PRECISION, forbidden
 from cuda_agent.source.documents import Document
 from cuda_agent.source.symbols import module
 
@@ -183,3 +187,82 @@ def test_complex_numbers_are_no_host_calls() -> None:
 def test_a_changed_signature_is_allowed_when_every_launch_changed() -> None:
     text = change("int n)\n{", "int n, int m)\n{").replace("(a, b, n);", "(a, b, n, 4);")
     assert not any("signature" in sentence for sentence in found(text))
+
+
+# ---------------------------------------------------------------- half precision
+
+HALVES = """\
+#include <cuda_fp16.h>
+__global__ void k(const __half *a, const __half *b, __half *c, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        c[i] = SUM;
+}
+"""
+MIXED = "__float2half(__half2float(a[i]) + __half2float(b[i]))"
+
+
+def rewritten(old: str, new: str, text: str = HALVES) -> list[str]:
+    before, after = (Selection(module(Document("x.cu", text.replace("SUM", x))), "k") for x in (old, new))
+    return list(violations(before, after))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("-a[i]", "__hneg(a[i])"),
+        ("a[i] + b[i]", "__hadd(a[i], b[i])"),
+        ("a[i] + b[i]", "__low2half(__hadd2(__half2half2(a[i]), __halves2half2(b[i], b[i])))"),
+        ("__hmul(a[i], b[i])", "__hmul_rn(a[i], b[i])"),
+        ("hexp(a[i])", "hexp2(__hmul(a[i], __short_as_half(0x3dc5)))"),
+        (MIXED, f"__low2half(__floats2half2_rn({MIXED[13:-1]}, 0.0f))"),
+        (MIXED, MIXED.replace("__half2float(a[i])", "__low2float(__half2half2(a[i]))")),
+    ],
+)
+def test_more_of_the_half_precision_there_is(old: str, new: str) -> None:
+    assert rewritten(old, new) == []
+
+
+@pytest.mark.parametrize("new", ["__hadd2_rn(a[i], b[i])", "hsqrt(a[i])"])
+def test_float_arithmetic_stays_float(new: str) -> None:
+    """Halves that are only stored so are no licence to add them up as halves."""
+    for text, old in ((HALVES, MIXED), (HALVES.replace("__half", "float"), "sqrtf(a[i])")):
+        assert any("half arithmetic is a precision downgrade" in why for why in rewritten(old, new, text)), text
+
+
+@pytest.mark.parametrize(
+    "word", ["__float22half2_rn", "__double2half", "__ushort_as_half", "make_half2", "__ll2half_rz"]
+)
+def test_what_makes_a_half_of_something_else(word: str) -> None:
+    for half, kind in (("half", "half"), ("bfloat16", "bf16")):
+        name = word.replace("half", half)
+        assert name in CONVERSIONS
+        assert PRECISION[kind].fullmatch(name)
+        why = f"{kind} is a precision downgrade"
+        assert any(why in said for said in found(change(BODY, f"    auto h = {name}(a[i]);\n    b[i] = h;\n")))
+
+
+def test_an_approximation_is_fast_math() -> None:
+    assert rewritten("htanh(a[i])", "htanh_approx(a[i])")
+    assert "htanh_approx" not in CALLS
+
+
+def test_the_average_of_integers() -> None:
+    integers = HALVES.replace("__half", "int")
+    assert rewritten("(a[i] + b[i]) / 2", "__hadd(a[i], b[i])", integers) == []
+
+
+HEADERS = [Path(f"/usr/local/cuda/include/cuda_{half}.h") for half in ("fp16", "bf16")]
+# Declared there too, and known by other lists: memory, warps, atomics.
+SHARED = re.compile(r"__(ld|st)\w+|__shfl\w*|atomicAdd")
+
+
+@pytest.mark.skipif(not all(header.is_file() for header in HEADERS), reason="needs CUDA's headers")
+def test_all_device_functions_of_the_headers_and_no_others() -> None:
+    text = "".join(header.read_text() for header in HEADERS)
+    declared = set(re.findall(r"__CUDA_(?:HOSTDEVICE_)?[FB][PF]16_DECL__\s+[\w\s*]+?\b(\w+)\(", text))
+    assert {"__hadd2", "__float2bfloat16"} <= declared
+    assert declared - CALLS <= {"h2tanh_approx", "htanh_approx"}
+    if "htanh" in declared:  # CUDA 13: older ones lack a few
+        assert {name for name in declared & CALLS if not SHARED.fullmatch(name)} == ARITHMETIC | CONVERSIONS

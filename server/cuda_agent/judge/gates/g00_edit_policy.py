@@ -191,14 +191,15 @@ def _flat(*texts: str) -> str:
 def _words(before: Selection, after: Selection, allow: frozenset[str]) -> Iterator[str]:
     old, new = _counts(before.device_tokens), _counts(after.device_tokens)
     state = _device_variables(after)
-    types = {_text(node) for span in after.device_spans for node in walk(after.module.node(span), "type_identifier")}
+    types = _types(after)
+    held = vocabulary.held(set(old) - (vocabulary.ALSO_NAMES - _types(before)))
     for word in sorted(new):
         if new[word] > old[word] and (why := vocabulary.forbidden(word)):
             yield f"new `{word}` in device code: {why}"
         if word in old:
             continue
         kind = vocabulary.downgrade(word, allow)
-        if kind and (word not in vocabulary.ALSO_NAMES or word in types):
+        if kind and kind not in held and (word not in vocabulary.ALSO_NAMES or word in types):
             yield f"new `{word}` in device code: {kind} is a precision downgrade that needs the person's opt-in"
         if word in state:
             yield f"device code newly uses the global `{word}`"
@@ -273,6 +274,11 @@ def _device_variables(selection: Selection) -> set[str]:
     """File-scope `__device__` and `__managed__` variables."""
     text = selection.module.tree.lexed.code.decode("utf-8", "replace")
     return set(re.findall(r"\b(?:__device__|__managed__)\s+(?:[\w:<>,*&]+\s+)*?\**(\w+)\s*(?:\[[^;{}()]*)?[=;]", text))
+
+
+def _types(selection: Selection) -> set[str]:
+    nodes = (selection.module.node(span) for span in selection.device_spans)
+    return {_text(node) for root in nodes for node in walk(root, "type_identifier")}
 
 
 def _directives(before: Selection, after: Selection) -> Iterator[str]:
