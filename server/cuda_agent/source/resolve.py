@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 
 from cuda_agent.model import Kernel, LaunchSite
-
-_BLANKS = re.compile(r"\s+")
+from cuda_agent.source import spelling
 
 
 def resolve(site: LaunchSite, kernels: Sequence[Kernel], around: tuple[str, ...], code: bytes) -> tuple[Kernel, ...]:
@@ -24,7 +23,9 @@ def resolve(site: LaunchSite, kernels: Sequence[Kernel], around: tuple[str, ...]
         found = _narrow(found, [kernel for kernel in found if kernel.template_params or _special(kernel)])
     if len(found) > 1:
         special = [
-            kernel for kernel in found if _special(kernel) and _special(kernel) == _tidy(",".join(site.template_args))
+            kernel
+            for kernel in found
+            if _special(kernel) and _special(kernel) == tuple(map(spelling.argument, site.template_args))
         ]
         found = special or _narrow(found, [kernel for kernel in found if not _special(kernel)])
     # `k(float)` beside `template <class T> k(T)`: argument types are not known here, so both stay.
@@ -34,10 +35,6 @@ def resolve(site: LaunchSite, kernels: Sequence[Kernel], around: tuple[str, ...]
 def _narrow(before: list[Kernel], after: list[Kernel]) -> list[Kernel]:
     """A rule that nobody passes says nothing: the text is half-typed or uses macros."""
     return after or before
-
-
-def _tidy(text: str) -> str:
-    return _BLANKS.sub("", text)
 
 
 def _by_name(name: str, kernels: Sequence[Kernel], around: tuple[str, ...]) -> list[Kernel]:
@@ -62,9 +59,10 @@ def _plain(kernel: Kernel) -> str:
     return kernel.qualified_name.split("<", 1)[0].strip()
 
 
-def _special(kernel: Kernel) -> str:
-    _, angle, rest = kernel.qualified_name.partition("<")
-    return _tidy(rest.rstrip()[:-1]) if angle else ""
+def _special(kernel: Kernel) -> tuple[str, ...]:
+    """The arguments that it is a specialisation for."""
+    _, _, rest = kernel.qualified_name.partition("<")
+    return spelling.arguments(rest.rstrip()[:-1])
 
 
 def _takes(kernel: Kernel, count: int, code: bytes) -> bool:

@@ -4,33 +4,15 @@ other."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from cuda_agent.errors import WorkloadError
 from cuda_agent.model import Workload
+from cuda_agent.source import spelling
 from cuda_agent.source.symbols import Module
 from cuda_agent.toolchain import names
 from cuda_agent.workload import bundle
-
-_SPELLED = {
-    "int8_t": "signed char",
-    "uint8_t": "unsigned char",
-    "int16_t": "short",
-    "uint16_t": "unsigned short",
-    "int32_t": "int",
-    "uint32_t": "unsigned int",
-    "unsigned": "unsigned int",
-    "int64_t": "long",
-    "uint64_t": "unsigned long",
-    "size_t": "unsigned long",
-    "half": "__half",
-    "nv_bfloat16": "__nv_bfloat16",
-    "true": "1",
-    "false": "0",
-}
 
 
 def own(workload: Workload, module: Module, kernel: str) -> Workload | None:
@@ -95,12 +77,4 @@ def _specialisations(module: Module, kernel: str) -> list[str]:
 
 def _arguments(name: str) -> tuple[str, ...]:
     """`k<__half, (int)3>` → `("__half", "3")`."""
-    listed = name.removeprefix(names.without_template(name))[1:-1]
-    cuts = [-1, *names.top_level(listed, ","), len(listed)] if listed else []
-    return tuple(_tidy(listed[a + 1 : b]) for a, b in pairwise(cuts))
-
-
-def _tidy(argument: str) -> str:
-    bare = re.sub(r"^\s*\((?:bool|int|unsigned int|long|unsigned long|char)\)", "", argument).strip()
-    bare = re.sub(r"^(\d+)[uUlL]+$", r"\1", re.sub(r"^(?:std::)", "", bare))
-    return _SPELLED.get(bare, bare).replace(" ", "")
+    return spelling.arguments(name.removeprefix(names.without_template(name))[1:-1])

@@ -186,6 +186,17 @@ def meaning(text: str) -> list[list[str]]:
             "void f() { k<int,3><<<1, 2>>>(1); k<int, 4><<<1, 2>>>(1); }",
             [["k<int, 3>@2"], ["k@1"]],
         ),
+        (
+            "template <class T, class I> __global__ void k(T a) {}\n"
+            "template <> __global__ void k<__half, unsigned int>(__half a) {}\n"
+            "void f() { k<half, unsigned><<<1, 2>>>(1); k<half, int><<<1, 2>>>(1); k<half2, uint32_t><<<1, 2>>>(1); }",
+            [["k<__half, unsigned int>@2"], ["k@1"], ["k@1"]],
+        ),
+        (
+            "template <class T> __global__ void k(T *a) {}\ntemplate <> __global__ void k<size_t>(size_t *a) {}\n"
+            "void f() { k<unsigned long int><<<1, 2>>>(a); k<unsigned long long><<<1, 2>>>(a); }",
+            [["k<size_t>@2"], ["k@1"]],
+        ),
         # alternatives
         (
             "#ifdef A\n__global__ void k(int a) {}\n#else\n__global__ void k(int a) {}\n#endif\n"
