@@ -66,6 +66,7 @@ class Device:
         self._compiled: OrderedDict[tuple[object, ...], Binary] = OrderedDict()
         self._compiled_lock = threading.Lock()
         self._jobs = 0
+        self.overwrote: set[str] = set()  # binaries that alone can have written over memory of the worker's own
         self.starts = 0  # how many workers this device has had
         self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
         self.waited = 0.0  # seconds that they waited while others had the device
@@ -194,6 +195,12 @@ class Device:
                 return None
             if frame[0]["type"] != "beat":
                 return frame
+
+    def blame(self, suspects: Sequence[str]) -> None:
+        """Memory of the worker's own was overwritten, and only these binaries (sha256), of those that are not trusted,
+        had run since it was last seen whole."""
+        if len(suspects) == 1:
+            self.overwrote.update(suspects)
 
     # ------------------------------------------------------------ jobs
 
