@@ -25,7 +25,15 @@ from cuda_agent.device.info import DeviceInfo
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.quarantine import Quarantine
 from cuda_agent.device.transports import Channel, PipeTransport, Transport
-from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
+from cuda_agent.errors import (
+    Cancelled,
+    CudaAgentError,
+    DeadlineExceeded,
+    DeviceError,
+    DeviceMissing,
+    Unsupported,
+    WorkerDied,
+)
 from cuda_agent.model import Binary, Build
 
 TURN_S = 1800.0  # others may time long kernels on this GPU, one after another
@@ -124,6 +132,15 @@ class Device:
     ) -> None:
         self.close()
 
+    def prepare(self) -> None:
+        """Start the worker beside whatever the caller does, if none runs. What is wrong with it the next job says."""
+
+        def start() -> None:
+            with contextlib.suppress(CudaAgentError), self._busy:
+                self._ensure()
+
+        threading.Thread(target=start, name=f"{self.spec}-start", daemon=True).start()
+
     def restart(self) -> None:
         """End the worker and start a fresh one."""
         self._end()
@@ -162,6 +179,8 @@ class Device:
         if self._closed:
             raise DeviceError("the device is closed")
         with self._life:
+            if self._closed:  # meanwhile
+                raise DeviceError("the device is closed")
             if self._channel is not None and self._channel.reap(0) is None:
                 return self._channel
             channel = self._channel = self._transport.open(self.spec)

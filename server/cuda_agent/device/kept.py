@@ -5,8 +5,8 @@ A kernel can read and write anywhere on its device, here too. So what is kept is
 could reach it. It is looked at after each launch of a job that uses it (the others as far as that is quick) and before
 its first use after a kernel ran, and dropped when it changed: then the bytes come from the host, and what one kernel
 did is never seen by another. A changed copy is told with the binaries that ran since it was last seen whole, because
-one of them wrote over memory that is not its own. The copies are few (a share of the memory, least recently used out first),
-give way when memory is short, and end with the worker.
+one of them wrote over memory that is not its own. The copies are few (a share of the memory, least recently used out
+first), give way when memory is short, and end with the worker.
 """
 
 from __future__ import annotations
