@@ -36,6 +36,7 @@ from cuda_agent.capture import CaptureOptions, build_and_run
 from cuda_agent.device import Device, open_device
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.model import Candidate, LaunchMap
+from cuda_agent.rewrite.rule import Context
 from cuda_agent.source import documents, edits
 from cuda_agent.toolchain.build import find_build
 from cuda_agent.workload import bundle
@@ -176,7 +177,8 @@ def launch(start: Config, config: Config) -> LaunchMap:
 
 
 class Tunables:
-    """A policy: every configuration once, in random order, each a candidate of its own."""
+    """A policy: every configuration once, in random order, each a candidate of its own. All are proposed at once: they
+    are compiled side by side, and what is compiled is judged meanwhile."""
 
     name = "tunables"
 
@@ -201,11 +203,15 @@ class Tunables:
                 )
             )
         random.Random(0).shuffle(made)
-        self._rounds = iter([made[at : at + 16] for at in range(0, len(made), 16)])
+        self._rounds = iter([made])
         self.by_id = {candidate.id: candidate for candidate in made}
 
     def propose(self, state: State) -> Sequence[Candidate]:
         return next(self._rounds, [])
+
+    def ahead(self, context: Context) -> Sequence[Candidate]:
+        """Compiled while the original runs for the first time."""
+        return list(self.by_id.values()) if context.base is None else []
 
 
 def ours(example: Example, corpus: Path, device: Device, folder: Path, seconds: float) -> dict[str, Any]:

@@ -59,6 +59,12 @@ class Compiler:
             future = waiting.pop(done)
             yield candidates[done], Compiled(None, "stopped") if future.cancelled() else future.result()
 
+    def binary(self, candidate: Candidate) -> Binary:
+        """Of one candidate, now; if it is being compiled already it is waited for. Raises what `Device.compile`
+        does."""
+        made = self._begin(candidate).result().binary
+        return made or self.device.compile(self.build, candidate.text, untrusted=candidate.by_model)
+
     def guess(self, make: Callable[[], Iterable[Candidate]]) -> None:
         """Make candidates and compile them in the background. Whatever goes wrong shows when they are wanted."""
         if (os.cpu_count() or 1) >= SPARE:

@@ -10,6 +10,7 @@ search that was stopped goes on where it was.
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,7 +41,9 @@ from cuda_agent.source import joined
 from cuda_agent.source.edits import unified_diff
 from cuda_agent.toolchain import names
 
+START_AFTER_S = 0.2  # so long a compilation is none that was remembered
 TOLD_S = 3.0  # of waiting for others on the device
+TIMES_QUICK = 5  # quick judgements in a full one on a GPU, beside a part that is the same for all kernels
 FULL_TRIES = 5  # candidates that are judged in full, best first, until one holds
 
 
@@ -103,6 +106,7 @@ class _Search:
         self.state.say = self.tell.phase
         self.limiting = Limiting(device, build, workload, self.module, request.options, stop)
         self._marks: dict[str, Step | None] = {}  # machine code and launch → who had it first; None is the original
+        self._compiling: Compiler | None = None  # while candidates are tried
         self._quick: list[float] = []  # seconds of the quick judgements
         self._refused: list[Candidate] = []  # by the full judge
         self._complete = False  # the policy has nothing more to propose
@@ -113,7 +117,7 @@ class _Search:
     # ------------------------------------------------------------ the loop
 
     def run(self, policy: Policy | None) -> Outcome:
-        self.original = self.device.compile(self.build, self.text)
+        self.original = self._compiled_original()
         name = (policy or Search).name
         asked = (self.kernel.id, name, self.request.budget_s, self.request.max_candidates)
         key = self.memory.answer(asked, self.original)
@@ -132,9 +136,20 @@ class _Search:
             self.memory.keep_outcome(key, outcome)
         return outcome
 
+    def _compiled_original(self) -> Binary:
+        """The worker starts meanwhile, unless the text was compiled before: there may be no need of it then."""
+        start = threading.Timer(START_AFTER_S, self.device.prepare)
+        start.daemon = True
+        start.start()
+        try:
+            return self.device.compile(self.build, self.text)
+        finally:
+            start.cancel()
+
     def _search(self, policy: Policy | None) -> Outcome:
         try:
             with compiler(self.device, self.build, self.request.path.parent, self.stop) as compiling:
+                self._compiling = compiling
                 # The original runs for the first time now, and nothing needs the compilers meanwhile.
                 compiling.guess(lambda: self._ahead(policy or Search(), None))
                 limit = self.state.limit = self.limiting.ask()
@@ -142,6 +157,7 @@ class _Search:
                     self.tell.phase(f"{limit.kind}: {limit.text}", 5)
                 self.record.original(partial(self._features, None))
                 self._try_all(policy or Search(rule_order(limit)), compiling)
+            self._compiling = None
             return self._finish()
         except Cancelled:
             return self._stopped()
@@ -252,12 +268,19 @@ class _Search:
 
     def _full_seconds(self) -> float:
         """What a full verdict will take: what it took here before, else as many times a quick one as on the H200 and
-        the emulator (docs/benchmarks.md). G13's build and run of the program come on top."""
+        the emulator (docs/benchmarks.md), and what the last ones on this device took beside that. Too little stops no
+        verdict: the first is always asked to its end. G13's build and run of the program come on top."""
         known = self.memory.seconds("full verdict")
         if known is not None:
             return 1.2 * known
-        middle = sorted(self._quick)[len(self._quick) // 2] if self._quick else 0.0
-        return 4 + 8 * middle if self.device.kind == "emulator" else 12 + 5 * middle
+        if self.device.kind == "emulator":
+            return 4 + 8 * self._middle
+        return self.memory.fixed_seconds(12.0) + TIMES_QUICK * self._middle
+
+    @property
+    def _middle(self) -> float:
+        """Seconds of a quick judgement."""
+        return sorted(self._quick)[len(self._quick) // 2] if self._quick else 0.0
 
     def _asked(self, ask: Callable[..., Verdict], candidate: Candidate, **more: Any) -> Verdict:
         """A verdict. Where a worker ended under it and nothing was decided it is asked for once more: the worker may
@@ -314,7 +337,10 @@ class _Search:
             verdict = self._asked(judge.judge, candidate, on_event=self.tell.late)
             self.memory.keep(key, verdict)
             if verdict.status == "verified":
-                self.memory.keep_seconds("full verdict", time.monotonic() - began)
+                took = time.monotonic() - began
+                self.memory.keep_seconds("full verdict", took)
+                if self._quick and self.device.kind != "emulator":
+                    self.memory.keep_fixed_seconds(took - TIMES_QUICK * self._middle)
         self.record.full(step, verdict, time.monotonic() - began, self.state.steps)
         return verdict
 
@@ -414,6 +440,8 @@ class _Search:
     def _binary(self, candidate: Candidate | None) -> Binary:
         if candidate is None:
             return self.original
+        if self._compiling is not None:
+            return self._compiling.binary(candidate)
         return self.device.compile(self.build, candidate.text, untrusted=candidate.by_model)
 
     def _facts(self, candidate: Candidate | None) -> Facts | None:

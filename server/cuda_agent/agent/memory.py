@@ -21,6 +21,8 @@ from cuda_agent.errors import ToolMissing
 from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Arg, Binary, Build, Candidate, Verdict, Workload
 
+ENOUGH, LAST = 2, 6  # verdicts whose seconds say something, and that are remembered
+LEAST_S = 2.0  # of a verdict's part that is the same for all kernels: compute-sanitizer alone takes so long
 ALIGNED = 256  # bytes: what allocations are aligned to
 SOURCES = (".py", ".md", ".h", ".hpp", ".cpp", ".cu", ".S")
 
@@ -92,6 +94,23 @@ class Memory:
 
     def keep_seconds(self, of: str, seconds: float) -> None:
         self.store().set(self._key("seconds", of), seconds)
+
+    def fixed_seconds(self, otherwise: float) -> float:
+        """The part of a full verdict on this device that does not depend on the kernel: the longest of the last few,
+        a fifth more; `otherwise` while fewer than `ENOUGH` are known."""
+        found = self.store().get(self._fixed)
+        known = found if isinstance(found, tuple) else ()
+        return 1.2 * max(known) if len(known) >= ENOUGH else otherwise
+
+    def keep_fixed_seconds(self, seconds: float) -> None:
+        found = self.store().get(self._fixed)
+        known = found if isinstance(found, tuple) else ()
+        self.store().set(self._fixed, (*known, max(LEAST_S, seconds))[-LAST:])
+
+    @property
+    def _fixed(self) -> str:
+        options = sorted(f"{name}={value!r}" for name, value in asdict(self.options).items() if name != "allow")
+        return self.store().key("seconds", ("fixed", program(), self.device.identity, _checker(self.device), options))
 
     def _key(self, kind: str, parts: object) -> str:
         tolerance = sorted(self.workload.tolerance.items())

@@ -25,7 +25,15 @@ from cuda_agent.device.info import DeviceInfo
 from cuda_agent.device.jobs import Job
 from cuda_agent.device.quarantine import Quarantine
 from cuda_agent.device.transports import Channel, PipeTransport, Transport
-from cuda_agent.errors import Cancelled, DeadlineExceeded, DeviceError, DeviceMissing, Unsupported, WorkerDied
+from cuda_agent.errors import (
+    Cancelled,
+    CudaAgentError,
+    DeadlineExceeded,
+    DeviceError,
+    DeviceMissing,
+    Unsupported,
+    WorkerDied,
+)
 from cuda_agent.model import Binary, Build
 
 TURN_S = 1800.0  # others may time long kernels on this GPU, one after another
@@ -66,6 +74,7 @@ class Device:
         self._compiled: OrderedDict[tuple[object, ...], Binary] = OrderedDict()
         self._compiled_lock = threading.Lock()
         self._jobs = 0
+        self.overwrote: set[str] = set()  # binaries that alone can have written over memory of the worker's own
         self.starts = 0  # how many workers this device has had
         self.uploaded = 0  # bytes of buffers that all jobs so far moved to the device
         self.waited = 0.0  # seconds that they waited while others had the device
@@ -123,6 +132,15 @@ class Device:
     ) -> None:
         self.close()
 
+    def prepare(self) -> None:
+        """Start the worker beside whatever the caller does, if none runs. What is wrong with it the next job says."""
+
+        def start() -> None:
+            with contextlib.suppress(CudaAgentError), self._busy:
+                self._ensure()
+
+        threading.Thread(target=start, name=f"{self.spec}-start", daemon=True).start()
+
     def restart(self) -> None:
         """End the worker and start a fresh one."""
         self._end()
@@ -161,6 +179,8 @@ class Device:
         if self._closed:
             raise DeviceError("the device is closed")
         with self._life:
+            if self._closed:  # meanwhile
+                raise DeviceError("the device is closed")
             if self._channel is not None and self._channel.reap(0) is None:
                 return self._channel
             channel = self._channel = self._transport.open(self.spec)
@@ -194,6 +214,12 @@ class Device:
                 return None
             if frame[0]["type"] != "beat":
                 return frame
+
+    def blame(self, suspects: Sequence[str]) -> None:
+        """Memory of the worker's own was overwritten, and only these binaries (sha256), of those that are not trusted,
+        had run since it was last seen whole."""
+        if len(suspects) == 1:
+            self.overwrote.update(suspects)
 
     # ------------------------------------------------------------ jobs
 

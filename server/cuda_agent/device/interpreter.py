@@ -113,13 +113,20 @@ class Interpreter:
                 tolerance = {"rel": 1e-6, "scaled": 1e-6, "abs": 0.0, "ulp": 1}
                 numeric.compare(self.xp, placed.data, other.data, dtype, selected=selected, tolerance=tolerance)
         self.kept.put("warm up", placed.data)
-        self.kept.launched()
+        self.kept.launched("")
+        self.kept.look()
         self.kept.fill("warm up", other.data)
         self.kept.clear()
         self.end()
 
     def step(self, step: Mapping[str, Any]) -> Reply:
         """Do one step. A step that cannot be done answers {"ok": false}; DeviceFault goes through."""
+        reply = self._done(step)
+        if damaged := self.kept.damage():
+            reply.result["damaged"] = damaged
+        return reply
+
+    def _done(self, step: Mapping[str, Any]) -> Reply:
         handler = getattr(self, f"_op_{step.get('op')}", None)
         try:
             if handler is None:
@@ -322,7 +329,8 @@ class Interpreter:
         try:
             launched = self.backend.launch(module, configuration(step, addresses, trace=bool(step.get("trace"))))
         finally:
-            self.kept.launched()
+            self.kept.launched(self.digests[step["module"]])
+        self.kept.look()
         self.at(None)
         run = Run(placed, writer=launched.writer)
         for symbol, _ in step.get("globals", ()):
@@ -484,6 +492,8 @@ class Interpreter:
         if self.backend.clock is None:
             raise StepFailed("the emulator does not measure time")
         try:
-            return Reply(timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run())
+            result = timing.Timer(self, self.backend.clock, step, clock_time.monotonic).run()
         finally:
-            self.kept.launched()
+            self.kept.launched(*(self.digests[step[side]["module"]] for side in "ab"))
+        self.kept.look()
+        return Reply(result)

@@ -201,8 +201,8 @@ def time_step(
     give_up: Mapping[str, float] | None = None,
 ) -> Step:
     """`a` and `b` are `launch_fields`. Rounds end at `rounds` or after `budget_s` seconds, whichever comes first, or
-    with `give_up` {rounds, below} after so many, when in each of them B was slower than A / below. `warm`: with a warm
-    L2, too."""
+    with `give_up` {rounds, below, spread} after so many, when in each of them B was slower than A / below, or when
+    their ratios are no further apart than `spread` (relative). `warm`: with a warm L2, too."""
     step: Step = {
         "op": "time",
         "a": dict(a),

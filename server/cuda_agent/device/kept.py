@@ -2,9 +2,11 @@
 
 A kernel can read and write anywhere on its device, here too. So what is kept is noise to who does not know the key
 (the input of one launch may be the answer of another), and has a digest under a second key, taken before any kernel
-could reach it. It is looked at again before its first use after a kernel ran, and dropped when it changed: then the
-bytes come from the host, and what one kernel did is never seen by another. The copies are few (a share of the memory,
-least recently used out first), give way when memory is short, and end with the worker.
+could reach it. It is looked at after each launch of a job that uses it (the others as far as that is quick) and before
+its first use after a kernel ran, and dropped when it changed: then the bytes come from the host, and what one kernel
+did is never seen by another. A changed copy is told with the binaries that ran since it was last seen whole, because
+one of them wrote over memory that is not its own. The copies are few (a share of the memory, least recently used out
+first), give way when memory is short, and end with the worker.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cuda_agent.device.backend import Backend, OutOfMemory
 
 SHARE = 0.25  # of the memory that is free without the copies
 CHUNK = 1 << 22  # words looked at together
+LOOKED = 1 << 30  # bytes of other jobs' copies that are looked at after a launch: about a millisecond on a GPU
 WORD = 8
 
 
@@ -30,7 +33,7 @@ class Copy:
     veil: int  # key of the noise that lies over it
     key: int  # of the digest
     digest: int
-    seen: int  # how many launches there were when it was last known to be right
+    seen: int  # how many launches there had been when it was last known to be right
     job: int  # that last used it
 
 
@@ -42,7 +45,8 @@ class Kept:
         self.backend = backend
         self.bytes = 0
         self._copies: OrderedDict[Hashable, Copy] = OrderedDict()
-        self._launches = 0
+        self._launches: list[str] = []  # the binaries that ran, one a launch
+        self._damage: list[tuple[str, ...]] = []
         self._job = 0
 
     def fill(self, name: Hashable, target: Any) -> bool:
@@ -51,10 +55,8 @@ class Kept:
         if copy is None or copy.size != target.size:
             return False
         if self.backend.keeps:
-            if copy.seen != self._launches and digest(self.backend.xp, copy.array, copy.key) != copy.digest:
-                self._drop(name)
+            if not self._whole(name, copy):
                 return False
-            copy.seen = self._launches
             _unveil(self.backend.xp, copy.array, copy.veil, target)
         else:
             target[:] = copy.array[: copy.size]
@@ -79,16 +81,35 @@ class Kept:
             return
         array[: data.size] = data
         array[data.size :] = 0
-        copy = Copy(array, int(data.size), secrets.randbits(64), secrets.randbits(64), 0, self._launches, self._job)
+        copy = Copy(
+            array, int(data.size), secrets.randbits(64), secrets.randbits(64), 0, len(self._launches), self._job
+        )
         if self.backend.keeps:
             _veil(self.backend.xp, array, copy.veil)
             copy.digest = digest(self.backend.xp, array, copy.key)
         self._copies[name] = copy
         self.bytes += size
 
-    def launched(self) -> None:
-        """A kernel has run, and may have written anywhere."""
-        self._launches += 1
+    def launched(self, *binaries: str) -> None:
+        """Kernels of these binaries have run, and may have written anywhere."""
+        self._launches += binaries
+
+    def look(self) -> None:
+        """After a launch that ended well: whose copies it changed is known for certain now."""
+        if not self.backend.keeps:
+            return
+        looked = 0
+        for name, copy in sorted(self._copies.items(), key=lambda item: item[1].job != self._job):
+            looked += copy.size if copy.job != self._job else 0
+            if looked > LOOKED:
+                break
+            self._whole(name, copy)
+
+    def damage(self) -> list[list[str]]:
+        """For each copy that was found changed since this was asked last: the binaries that ran since it was last seen
+        whole."""
+        found, self._damage = self._damage, []
+        return [list(binaries) for binaries in found]
 
     def end_job(self) -> None:
         self._job += 1
@@ -101,6 +122,16 @@ class Kept:
         self._copies.clear()
         self.bytes = 0
         return had
+
+    def _whole(self, name: Hashable, copy: Copy) -> bool:
+        """Whether it still holds what was put there. If not it is dropped."""
+        since = self._launches[copy.seen :]
+        if since and digest(self.backend.xp, copy.array, copy.key) != copy.digest:
+            self._damage.append(tuple(dict.fromkeys(since)))
+            self._drop(name)
+            return False
+        copy.seen = len(self._launches)
+        return True
 
     def _drop(self, name: Hashable) -> None:
         copy = self._copies.pop(name, None)

@@ -254,7 +254,8 @@ class Timer:
         return samples, order, dict(limits)
 
     def _given_up(self, samples: Sequence[Mapping[str, Any]], rounds: int) -> bool:
-        """Whether B lost by far in every one of so many rounds that more would only say it again."""
+        """Whether B lost by far in every one of so many rounds that more would only say it again, or all said the same
+        ratio: so it is with kernels of milliseconds, where a round costs most."""
         rule = self.step.get("give_up")
         if rule is None or rounds != int(rule["rounds"]):
             return False
@@ -264,7 +265,9 @@ class Timer:
                 return False
             key = sample["round"], sample["side"]
             best[key] = min(best.get(key, math.inf), sample["us"])
-        return all(best[number, "a"] < float(rule["below"]) * best[number, "b"] for number in range(rounds))
+        ratios = [best[number, "a"] / best[number, "b"] for number in range(rounds)]
+        spread = max(ratios) / min(ratios) - 1
+        return max(ratios) < float(rule["below"]) or spread <= float(rule.get("spread", -1))
 
     @staticmethod
     def _groups(cursor: int, batch: int, sets: int) -> list[list[int]]:

@@ -71,6 +71,7 @@ class Case:
         self.checkers: Runs | None = None  # what began under compute-sanitizer before G7 asked
         self.held: dict[str, bytes] = {}  # blobs that were made up and are in no bundle, by sha256
         self.ran: dict[str, set[str]] = {"verified": set(), "timed": set()}  # candidate binaries, for G14
+        self.damage: list[list[str]] = []  # memory of the worker's own that was overwritten: the binaries that ran then
 
     # ------------------------------------------------------------ text
 
@@ -207,6 +208,9 @@ class Case:
             results = self.device.run(job, blobs)
         self.check_cancelled()
         for result in results:
+            for ran in result.get("damaged", ()):
+                self.damage.append(ran)
+                self.device.blame([one for one in ran if one not in trusted])
             if not result["ok"] and result.get("out_of_memory"):
                 raise DeviceError(f"{result['error']}: judge a smaller launch (capture with --select smallest)")
         return results

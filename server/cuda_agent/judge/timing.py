@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from cuda_agent.judge.case import Case
 
 FLOOR_ROUNDS = 20
-# After so many rounds a search need not know by how much more than a tenth a candidate is slower. (Fewer whole rounds
-# give no interval.)
-GIVE_UP = {"rounds": 6, "below": 0.9}
+# After so many rounds a search need not know by how much more than a tenth a candidate is slower, nor a ratio better
+# than to half a per cent, if no two rounds are further apart. (Fewer whole rounds give no interval.)
+GIVE_UP = {"rounds": 6, "below": 0.9, "spread": 0.005}
 CLOCK = 0.02  # relative difference of two SM clocks that is still the same clock
 # Microseconds of an original's launch in its A/A run: what the worker's clock says of one launch is mostly the host.
 _lengths: WeakKeyDictionary[Device, dict[tuple[str, Launch], float]] = WeakKeyDictionary()

@@ -110,13 +110,8 @@ def _case(
 def _ask(case: Case, gates: tuple[Gate, ...], on_event: OnEvent | None, *, quick: bool) -> list[GateResult]:
     results: list[GateResult] = []
     stopped: GateResult | None = None
-    for number, gate in enumerate(gates):
-        started = time.monotonic()
-        result = _skip(case, gate, stopped, quick) or _check(gate, case)
-        result = replace(result, seconds=time.monotonic() - started)
-        results.append(result)
-        if stopped is None and (result.status == "fail" or result.undecided):
-            stopped = result
+
+    def tell(result: GateResult) -> None:
         if on_event is not None:
             on_event(
                 {
@@ -126,9 +121,24 @@ def _ask(case: Case, gates: tuple[Gate, ...], on_event: OnEvent | None, *, quick
                     "status": result.status,
                     "detail": result.detail,
                     "message": f"{result.id} {result.name}: {result.status.replace('-', ' ')}",
-                    "percentage": round(100 * (number + 1) / len(gates)),
+                    "percentage": round(100 * len(results) / len(gates)),
                 }
             )
+
+    for gate in gates:
+        started, damage = time.monotonic(), len(case.damage)
+        result = _skip(case, gate, stopped, quick) or _check(gate, case)
+        result = replace(result, seconds=time.monotonic() - started)
+        results.append(result)
+        tell(result)
+        if len(case.damage) > damage and stopped is None:  # what a later gate's launches did is G4's to tell
+            for at, bounds in enumerate(gates[: len(results)]):
+                if bounds.id == "G4":
+                    results[at] = replace(_check(bounds, case), seconds=results[at].seconds)
+                    tell(results[at])
+            stopped = next((one for one in results if one.status == "fail"), None)
+        if stopped is None and (result.status == "fail" or result.undecided):
+            stopped = result
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ def test_one_that_takes_long_is_overtaken(device: Device, tmp_path: Path, monkey
     assert next(found) == "c"
     device.gates["a"].set()
     assert list(found) == ["a"]
+
+
+def test_one_that_is_asked_for_now_waits_for_the_compilation_under_way(device: Device, tmp_path: Path) -> None:
+    with compiler.compiler(device, build(tmp_path), tmp_path, lambda: False) as compiling:  # type: ignore[arg-type]
+        compiling.guess(lambda: [made("a")])
+        while not device.begun:
+            time.sleep(0.01)
+        threading.Timer(0.05, device.gates["a"].set).start()
+        assert compiling.binary(made("a")).sha256 == "a"
+        assert device.begun == ["a"]
+        device.gates["bad"].set()
+        with pytest.raises(CompileError):
+            compiling.binary(made("bad"))
 
 
 def test_of_those_that_are_done_the_first_proposed_comes_first(device: Device, tmp_path: Path) -> None:

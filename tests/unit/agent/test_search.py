@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuda_agent import cache
 from cuda_agent.agent.budget import Budget
+from cuda_agent.agent.memory import Memory
 from cuda_agent.agent.policies import WORTH, State, Step, choose, search
 from cuda_agent.agent.trajectory import Trajectory
+from cuda_agent.judge import JudgeOptions
 from cuda_agent.model import Candidate
 from cuda_agent.rewrite import Move, Recipe
 from cuda_agent.rewrite.rule import Context
@@ -243,6 +246,23 @@ def test_a_budget_counts_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (budget.left, budget.share, budget.exhausted) == (1.0, 0.9, False)
     now = 111.0
     assert (budget.left, budget.share, budget.exhausted) == (0.0, 1.0, True)
+
+
+def test_a_verdicts_fixed_part_is_learned_on_each_device(tmp_path: Path) -> None:
+    device = SimpleNamespace(kind="emulator", identity=("one",))
+    store = cache.Cache(tmp_path)
+    empty: Any = None
+    memory = Memory(device, empty, empty, "", JudgeOptions(), store=lambda: store)  # type: ignore[arg-type]
+    memory.keep_fixed_seconds(5.0)
+    assert memory.fixed_seconds(12.0) == 12.0  # one says little
+    memory.keep_fixed_seconds(0.1)
+    assert memory.fixed_seconds(12.0) == pytest.approx(6.0)  # the longest, and a fifth
+    for _ in range(6):
+        memory.keep_fixed_seconds(0.1)
+    assert memory.fixed_seconds(12.0) == pytest.approx(2.4)
+    device.identity = ("another",)
+    assert memory.fixed_seconds(12.0) == 12.0
+    store.close()
 
 
 def test_a_reserve_is_kept_for_the_full_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,42 @@ def test_what_a_kernel_writes_over_a_copy_is_seen_by_nobody(kernel: str) -> None
     assert bench.right()
 
 
+def test_who_wrote_over_a_copy_is_told_with_its_launch() -> None:
+    """The original runs before and after it, and is not named; what is timed together is named together."""
+    bench = Bench()
+    p = bench.program
+    assert bench.right()
+    other = {**p.load(), "module": "other"}
+    other["blob"] = sha(SCRIBBLES.encode() + b"#")
+    p.blobs[other["blob"]] = SCRIBBLES.encode() + b"#"
+    scribbling = {**p.launch("c", "zeros"), "module": "other"}
+    results = bench.job(other, p.launch("o"), scribbling, p.launch("o"), p.launch("c", "zeros"))
+    assert [result.get("damaged") for result in results] == [
+        None,
+        None,
+        [[other["blob"]]],
+        None,
+        [[p.load()["blob"]]],
+    ]
+    times = {"op": "time", "a": p.fields(), "b": {**p.fields("zeros"), "module": "other"}, "rounds": 3, "min_us": 1.0}
+    assert bench.job(other, p.launch("o"), times)[2]["damaged"] == [[p.load()["blob"], other["blob"]]]
+
+
+def test_copies_of_other_jobs_are_looked_at_as_far_as_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuda_agent.device.kept.LOOKED", 0)
+    kept, one = Kept(HostBackend()), data(4096)
+    kept.put("a", one)
+    kept.end_job()
+    kept._copies["a"].array[7] ^= 1
+    for ran in ("first", "second", "first"):
+        kept.launched(ran)
+        kept.look()
+    assert kept.damage() == []
+    assert not kept.fill("a", numpy.empty(4096, dtype=numpy.uint8))  # the first use tells it, and names both
+    assert kept.damage() == [["first", "second"]]
+    assert kept.damage() == []
+
+
 def test_the_copies_hold_nothing_that_a_kernel_could_use() -> None:
     """The input of one launch may be the answer of another: a launch whose answer is kept must not find it."""
     bench = Bench()
@@ -171,7 +207,7 @@ def test_what_was_put_comes_back(size: int, shift: int, monkeypatch: pytest.Monk
     monkeypatch.setattr("cuda_agent.device.kept.CHUNK", 64)
     kept, one = Kept(HostBackend()), data(size)
     kept.put("a", one)
-    kept.launched()
+    kept.launched("one")
     target = numpy.zeros(size + shift, dtype=numpy.uint8)[shift:]
     assert kept.fill("a", target)
     assert (target == one).all()
@@ -238,7 +274,7 @@ def test_nothing_that_tells_a_key_is_left_behind(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(keeping, "_noise", lambda *arguments: made.append(plain(*arguments)) or made[-1])
     kept = Kept(HostBackend())
     kept.put("a", data(4096))
-    kept.launched()
+    kept.launched("one")
     assert kept.fill("a", numpy.empty(4096, dtype=numpy.uint8))
     assert len(made) == 4  # the veil and the digest, twice
     assert not any(array.any() for array in made)

@@ -12,6 +12,7 @@ import pytest
 
 from cuda_agent.device.backend import Sample
 from cuda_agent.device.interpreter import Interpreter
+from cuda_agent.device.timing import Timer
 
 from .host_worker import HostBackend, HostClock
 from .kernels import PRELUDE, Program
@@ -234,6 +235,18 @@ def test_what_loses_by_far_is_given_up(bench: Any, a: str, b: str, rounds: int) 
     assert time(bench, a, b, rounds=12, give_up={**rule, "below": 0.5})["rounds"] == 12
     bench[2].late = {-1}
     assert time(bench, a, b, rounds=12, give_up=rule)["rounds"] == 12  # late samples tell nothing
+
+
+def test_rounds_that_all_say_the_same_ratio_are_enough(bench: Any) -> None:
+    rule = {"rounds": 6, "below": 0.9, "spread": 0.005}
+    assert time(bench, "slow", "adds", rounds=12, give_up=rule)["rounds"] == 6
+    samples = time(bench, "slow", "adds", rounds=12, give_up=rule)["samples"]
+    timer = Timer.__new__(Timer)
+    timer.step = {"give_up": rule}
+    assert timer._given_up(samples, 6)
+    apart = [{**one, "us": one["us"] * (1.01 if one["round"] == 3 and one["side"] == "b" else 1)} for one in samples]
+    assert not timer._given_up(apart, 6)
+    assert not timer._given_up(samples, 5)
 
 
 def test_sets_are_shared_only_when_both_start_alike(bench: Any) -> None:

@@ -229,6 +229,24 @@ def test_kill_from_outside_is_reported_and_blames_nobody(device: Device) -> None
     assert run(device, p, p.launch("a"))[0]["ok"]
 
 
+def test_a_worker_is_prepared_beside_its_callers_work_and_never_after_the_end(device: Device) -> None:
+    device.restart()
+    device.cancel()  # no worker now
+    starts = device.starts
+    device.prepare()
+    p = Program()
+    assert device.run(Job([p.load()]), p.blobs)[0]["ok"]
+    device.prepare()  # one runs already
+    assert device.run(Job([p.load()]), p.blobs)[0]["ok"]
+    assert device.starts == starts + 1
+    device.close()
+    device.prepare()
+    for thread in threading.enumerate():
+        if thread.name == f"{device.spec}-start":
+            thread.join(patience(10))
+    assert device.pid is None
+
+
 def test_kill_between_jobs_is_survived(device: Device) -> None:
     p = Program()
     assert device.pid is not None

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from cuda_agent.agent.policies import WORTH, State, Step
 from cuda_agent.errors import RuleRefused
@@ -68,7 +69,24 @@ class Search:
         return []
 
     def ahead(self, context: Context) -> Sequence[Candidate]:
-        return [made for _, made in _major(_first(self._of(context), 1))]
+        return [*(made for _, made in _major(_first(self._of(context), 1))), *self._between(context)]
+
+    def _between(self, context: Context) -> Iterator[Candidate]:
+        """What tuning this candidate's numbers starts from: it without its last moves. Their order and numbers are what
+        the recipe says, so the rules need nothing of what the compiler made of the texts."""
+        base = context.base
+        recipe = self._recipes.get(base.id, ()) if base is not None else ()
+
+        def behind(candidate: Candidate | None) -> Context:
+            if candidate is not None:
+                return context.behind(candidate)
+            path, first = Path(context.module.document.path), context.original
+            return Context.make(path, first, context.kernel.id, context.workload, context.device, original=first)
+
+        for at in range(1, len(recipe)):
+            made = replay(recipe[:at], behind)
+            if made is not None:
+                yield made
 
     # ------------------------------------------------------------ stages
 

@@ -14,8 +14,10 @@ class Bounds:
     """Every buffer lies alone between two canaries of 4 KiB; one changed byte there is a write out of bounds, with
     its distance from the buffer. The emulator also sees every single access with its source line, reads included. On
     a GPU a read beside a buffer is not seen (the canaries read as NaN, so it shows when its value is used), nor a
-    write that jumps over the canary; compute-sanitizer (G7) is for those. An access that the original makes too is
-    the program's own."""
+    write that jumps over the canary, unless it lands in a copy of a launch's inputs that the worker keeps: each has a
+    digest, which is looked at after every launch, those of the timing together. Several binaries that ran between two
+    looks are all named, and none of them is rejected for it. compute-sanitizer (G7) is for the rest. An access that
+    the original makes too is the program's own."""
 
     id: ClassVar[str] = "G4"
     name: ClassVar[str] = "bounds"
@@ -36,6 +38,14 @@ class Bounds:
                 name = case.slots(outcome.launch)[canary["buffer"]].name
                 where = f"{canary['bytes']} bytes {canary['side']} {name}, the nearest at byte {canary['at']}"
                 return failed(self, f"launch {shape}: the candidate writes out of bounds: {where}", canary=dict(canary))
+        alike = [case.original_binary.sha256] in case.damage
+        if case.candidate_binary.sha256 in case.device.overwrote and not alike:
+            return failed(
+                self,
+                "the candidate wrote over memory that is not its own: a copy of a launch's inputs, kept elsewhere on "
+                "the device, was another one after its launch",
+                damage=case.damage,
+            )
         how = (
             "no access out of bounds"
             if case.emulated and case.options.traffic
@@ -43,4 +53,11 @@ class Bounds:
         )
         if any(finding["kind"] == "out-of-bounds" for outcome in outcomes for finding in outcome.original_findings):
             how += "; the original itself reads out of bounds here"
-        return passed(self, how)
+        if alike:
+            how += "; the original itself writes over memory that is not its own"
+        if others := [ran for ran in case.damage if ran != [case.original_binary.sha256]]:
+            names = ", ".join(dict.fromkeys(one[:12] for ran in others for one in ran))
+            how += (
+                f"; a copy of a launch's inputs kept on the device was overwritten, by one of these binaries: {names}"
+            )
+        return passed(self, how, **({"damage": case.damage} if case.damage else {}))
