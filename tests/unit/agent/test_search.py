@@ -248,6 +248,21 @@ def test_a_budget_counts_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (budget.left, budget.share, budget.exhausted) == (0.0, 1.0, True)
 
 
+def test_what_tuning_starts_from_is_compiled_ahead() -> None:
+    text = """__global__ void k(const float *a, float *b, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { float s = 0; for (int j = 0; j < 64; j++) s += a[j * n + i] * 2.0; b[i] = s; }
+}
+void go(float *a, float *b, int n) { k<<<(n + 127) / 128, 128>>>(a, b, n); }
+"""
+    original = Context.make(Path("k.cu"), text, "k", original=text)
+    policy = search.Search()
+    first = next(made for move, made in policy._of(original) if move.rule == "restrict")
+    second = next(made for move, made in policy._of(original.behind(first)) if move.rule == "batch-loads")
+    assert first.text in [made.text for made in policy.ahead(original.behind(second))]
+    assert first.text not in [made.text for made in policy.ahead(original.behind(first))]
+
+
 def test_a_verdicts_fixed_part_is_learned_on_each_device(tmp_path: Path) -> None:
     device = SimpleNamespace(kind="emulator", identity=("one",))
     store = cache.Cache(tmp_path)
