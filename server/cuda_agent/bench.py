@@ -50,7 +50,7 @@ def bench(
             clocks = [s["clock_mhz"] for s in result["samples"] if s.get("clock_mhz")]
             rows.append(
                 {
-                    "shape": Shape(launch.grid, launch.block, launch.shared).text(),
+                    "shape": Shape.of(launch).text(),
                     "us": timing.original_us,
                     "ratio": timing.ratio,
                     "ci": list(timing.ci),

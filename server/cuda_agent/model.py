@@ -229,6 +229,11 @@ class Launch:
     seq: int = 0  # which launch of the program this was
     globals: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (mangled __constant__/__device__ symbol, blob chunks)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all its buffers."""
+        return sum(buffer.size for buffer in self.buffers)
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:

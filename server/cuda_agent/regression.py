@@ -305,7 +305,7 @@ class _Test:
         return None if wrong is None else wrong.sentence()
 
     def _name(self, launch: Launch) -> str:
-        return launch_map.Shape(launch.grid, launch.block, launch.shared).text()
+        return launch_map.Shape.of(launch).text()
 
     def _worst(self) -> str:
         worst = max(self.rows, key=lambda row: (not row.result["equal"], row.result["max_abs"]), default=None)

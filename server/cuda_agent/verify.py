@@ -27,7 +27,7 @@ from cuda_agent.judge.case import Case
 from cuda_agent.judge.gates.g00_edit_policy import EditPolicy
 from cuda_agent.judge.launches_said import launches_said
 from cuda_agent.judge.program import Program, is_executable
-from cuda_agent.model import Candidate, Launch, LaunchMap, Verdict
+from cuda_agent.model import Candidate, LaunchMap, Verdict
 from cuda_agent.source import joined
 from cuda_agent.source.documents import Document, text_id
 from cuda_agent.source.edits import minimal, unified_diff
@@ -193,8 +193,8 @@ def _paired(case: Case, request: VerifyRequest, launched: Sequence[_Launched]) -
         for seq, shape in launched:
             places.setdefault(seq, []).append(shape)
         pairs = [(launch, places[launch.seq].pop(0)) for launch in ours if places.get(launch.seq)]
-    told = {(launch.mangled, _shape(launch)) for launch, _ in pairs}
-    if any((launch.mangled, _shape(launch)) not in told for launch in ours):
+    told = {(launch.mangled, Shape.of(launch)) for launch, _ in pairs}
+    if any((launch.mangled, Shape.of(launch)) not in told for launch in ours):
         raise NoInputs(
             f"the program of {request.candidate.name} launched {name} {len(launched)} times, the original's "
             f"{len(ours)} times: their launches cannot be paired"
@@ -202,11 +202,7 @@ def _paired(case: Case, request: VerifyRequest, launched: Sequence[_Launched]) -
             else f"the program of {request.candidate.name} launched {name} at other places among its launches than the "
             "original: their launches cannot be paired"
         )
-    return [(_shape(launch), shape) for launch, shape in pairs]
-
-
-def _shape(launch: Launch) -> Shape:
-    return Shape(launch.grid, launch.block, launch.shared)
+    return [(Shape.of(launch), shape) for launch, shape in pairs]
 
 
 def _by_command(case: Case) -> bool:
@@ -237,7 +233,7 @@ def _shapes_in_project(case: Case, on_event: Callable[[Mapping[str, Any]], None]
             f"`{command}` with the candidate did not end within {case.options.program_timeout_s:g} s, so how it "
             f"launches {name} is unknown"
         )
-    return [(launch.seq, _shape(launch)) for launch in ran.launches]
+    return [(launch.seq, Shape.of(launch)) for launch in ran.launches]
 
 
 def _own_shapes(

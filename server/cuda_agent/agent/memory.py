@@ -98,14 +98,15 @@ class Memory:
     def fixed_seconds(self, otherwise: float) -> float:
         """The part of a full verdict on this device that does not depend on the kernel: the longest of the last few,
         a fifth more; `otherwise` while fewer than `ENOUGH` are known."""
-        found = self.store().get(self._fixed)
-        known = found if isinstance(found, tuple) else ()
+        known = self._known_fixed()
         return 1.2 * max(known) if len(known) >= ENOUGH else otherwise
 
     def keep_fixed_seconds(self, seconds: float) -> None:
+        self.store().set(self._fixed, (*self._known_fixed(), max(LEAST_S, seconds))[-LAST:])
+
+    def _known_fixed(self) -> tuple[float, ...]:
         found = self.store().get(self._fixed)
-        known = found if isinstance(found, tuple) else ()
-        self.store().set(self._fixed, (*known, max(LEAST_S, seconds))[-LAST:])
+        return found if isinstance(found, tuple) else ()
 
     @property
     def _fixed(self) -> str:

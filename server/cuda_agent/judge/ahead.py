@@ -17,7 +17,6 @@ from cuda_agent.device.sanitizer import TOOLS
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.judge import emulated, mutation, sanitizer, shadow_kernel
 from cuda_agent.judge.case import Case
-from cuda_agent.judge.hidden import small
 
 AT_ONCE = 4  # compilers
 # A core for each compiler and each tool's process: with fewer, the gates would wait for the compilers instead.
@@ -54,7 +53,7 @@ def _room_for_tools(case: Case) -> bool:
     """Whether the launch that G7 will take is known already, and this machine can run the tools beside other gates."""
     if case.unchanged_text or (os.cpu_count() or 1) < CORES:
         return False
-    largest = max(map(small.held, case.launches))
+    largest = max(launch.held_bytes for launch in case.launches)
     return sanitizer.is_quick(case) and COPIES * largest <= case.device.info.memory_bytes
 
 

@@ -132,9 +132,7 @@ class Case:
         for index, launch in enumerate(self.launches):
             a = self.original_binary.kernels[self.kernel_in(self.original_binary, launch)].sass_hash
             b = self.candidate_binary.kernels[self.kernel_in(self.candidate_binary, launch)].sass_hash
-            pairs.append(
-                bool(a) and a == b and self.shape(index) == launch_map.Shape(launch.grid, launch.block, launch.shared)
-            )
+            pairs.append(bool(a) and a == b and self.shape(index) == launch_map.Shape.of(launch))
         return all(pairs)
 
     # ------------------------------------------------------------ launches
@@ -167,7 +165,7 @@ class Case:
 
     def launch_name(self, index: int) -> str:
         launch = self.launches[index]
-        return launch_map.Shape(launch.grid, launch.block, launch.shared).text()
+        return launch_map.Shape.of(launch).text()
 
     @cached_property
     def _slots(self) -> dict[int, tuple[Slot, ...]]:

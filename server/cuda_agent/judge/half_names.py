@@ -32,7 +32,24 @@ CONVERSIONS = frozenset(
     {*_conversions("half"), *_conversions("bfloat16"), "__low2float", "__high2float", "__lowhigh2highlow"}
 )
 _COMPARISONS = [f"{one}{unordered}" for one, unordered in product(("eq", "ne", "lt", "le", "gt", "ge"), ("", "u"))]
-_FUNCTIONS = "ceil cos exp exp10 exp2 floor log log10 log2 rcp rint rsqrt sin sqrt tanh trunc".split()  # noqa: SIM905
+_FUNCTIONS = (
+    "ceil",
+    "cos",
+    "exp",
+    "exp10",
+    "exp2",
+    "floor",
+    "log",
+    "log10",
+    "log2",
+    "rcp",
+    "rint",
+    "rsqrt",
+    "sin",
+    "sqrt",
+    "tanh",
+    "trunc",
+)
 
 # Arithmetic in half precision; half and bfloat16 share the names.
 ARITHMETIC = frozenset(

@@ -32,7 +32,7 @@ def of_original(case: Case, counts: Mapping[str, float], us: float | None = None
     one launch. Raises CompileError, WorkloadError."""
     binary = case.original_binary
     facts = [binary.kernels[case.kernel_in(binary, launch)] for launch in case.launches]
-    shapes = [Shape(launch.grid, launch.block, launch.shared) for launch in case.launches]
+    shapes = [Shape.of(launch) for launch in case.launches]
     return _of(case, facts, shapes, us, counts)
 
 

@@ -182,8 +182,8 @@ def _run(case: Case, schema: Schema, binary: Binary) -> Score:
     alive = {mutant.number: mutant for mutant in schema.mutants}
     noticed: list[Mutant] = []
     weak: list[Weakness] = []
-    cheap = sorted(range(len(case.launches)), key=lambda launch: (_bytes(case, launch), launch))
-    large = _bytes(case, cheap[0]) > LARGE
+    cheap = sorted(range(len(case.launches)), key=lambda launch: (case.launches[launch].held_bytes, launch))
+    large = case.launches[cheap[0]].held_bytes > LARGE
     try:
         for launch in cheap[:1] if large else cheap:
             seen = _seen(case, launch, binary, sorted(alive), {})
@@ -195,10 +195,6 @@ def _run(case: Case, schema: Schema, binary: Binary) -> Score:
     except _DoesNotRun as error:
         return Score(none=str(error))
     return Score(tuple(sorted(noticed, key=lambda m: m.number)), tuple(alive.values()), tuple(weak))
-
-
-def _bytes(case: Case, launch: int) -> int:
-    return sum(buffer.size for buffer in case.launches[launch].buffers)
 
 
 def compile_mutants(case: Case) -> None:

@@ -130,7 +130,7 @@ def _bundle(workload: Workload, launches: tuple[Launch, ...], project: Path) -> 
                 "grid": list(launch.grid),
                 "block": list(launch.block),
                 "shared": launch.shared,
-                "bytes": sum(buffer.size for buffer in launch.buffers),
+                "bytes": launch.held_bytes,
             }
             for launch in launches
         ],

@@ -59,7 +59,7 @@ def choose(case: Case) -> Chosen:
         return Chosen(case, captured.index, captured.name)
     from cuda_agent.judge.hidden import trials  # numpy
 
-    held = small.held(captured.launch)
+    held = captured.launch.held_bytes
     if found := trials.clean(case, small.derived(case, min(limit, SMALL_BYTES), SMALL_THREADS)):
         name = f"{found.launch_name(0)} (derived: the smallest captured launch has {held:,} bytes)"
         return Chosen(found, 0, name, derived=True)
@@ -73,7 +73,7 @@ def choose(case: Case) -> Chosen:
 
 def is_quick(case: Case) -> bool:
     """Whether the smallest judged launch is small enough for the tools as it is."""
-    return small.held(small.captured(case).launch) <= min(case.options.checker_bytes, case.options.checker_quick_bytes)
+    return small.captured(case).launch.held_bytes <= min(case.options.checker_bytes, case.options.checker_quick_bytes)
 
 
 @contextmanager

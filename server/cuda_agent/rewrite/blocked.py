@@ -4,7 +4,6 @@ both thread axes, so that what it read from a tile serves all of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from tree_sitter import Node
 
@@ -19,7 +18,6 @@ from cuda_agent.rewrite.analysis.polynomial import Poly
 from cuda_agent.rewrite.per_row import PerRow
 from cuda_agent.rewrite.rule import Context
 from cuda_agent.rewrite.syntax import text
-from cuda_agent.source.edits import apply
 from cuda_agent.source.tree import operator, walk
 
 _COUNTERS = {"y": "rp", "x": "sq"}
@@ -50,11 +48,11 @@ def edits(context: Context, plan: staged.Plan, counts: Mapping[str, int]) -> lis
     blocks."""
     for operand in plan.operands:
         operand.times = counts.get(operand.axis, 1)
-    now = _reread(context, staged.edits(context, plan))
+    now = context.after(staged.edits(context, plan))
     for axis, rows in counts.items():
         fills = {o.tile: ("y" if o.by_loop else "x") if o.axis == axis else "" for o in plan.operands}
         writer = PerRow(now, axis, rows, plan.size, fills, _COUNTERS[axis])
-        now = _reread(now, [writer.edit()])
+        now = now.after([writer.edit()])
     grid = [_fewer(counts.get(axis, 1)) for axis in "xyz"]
     changed = launches.change(context, (grid[0], grid[1], grid[2]))
     return [Edit(context.kernel.body, now.slice(now.kernel.body)), *changed]
@@ -62,20 +60,6 @@ def edits(context: Context, plan: staged.Plan, counts: Mapping[str, int]) -> lis
 
 def _fewer(k: int) -> launches.AxisText:
     return lambda extent: launches.over(extent, k)
-
-
-def _reread(context: Context, changes: list[Edit]) -> Context:
-    """The same kernel in the changed text."""
-    return Context.make(
-        Path(context.module.document.path),
-        apply(context.text, tuple(changes)),
-        context.kernel.id,
-        context.workload,
-        context.device,
-        original=context.original,
-        base=context.base,
-        facts=context.facts,
-    )
 
 
 def _index(context: Context, axis: str, size: int) -> tuple[Variable, Node]:

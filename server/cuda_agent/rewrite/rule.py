@@ -79,14 +79,21 @@ class Context:
 
     def behind(self, candidate: Candidate, facts: Facts | None = None) -> Context:
         """The same kernel and launches in the text of a candidate that was made from this one; nothing is compiled."""
+        return self._in(candidate.text, candidate, facts)
+
+    def after(self, edits: Iterable[Edit]) -> Context:
+        """The same kernel in the middle of a rewrite: launches and facts are still those of this text."""
+        return self._in(apply_edits(self.text, edits), self.base, self.facts)
+
+    def _in(self, text: str, base: Candidate | None, facts: Facts | None) -> Context:
         return Context.make(
             Path(self.module.document.path),
-            candidate.text,
+            text,
             self.kernel.id,
             self.workload,
             self.device,
             original=self.original,
-            base=candidate,
+            base=base,
             facts=facts,
         )
 
@@ -140,7 +147,7 @@ class Context:
     def launched(self) -> tuple[Shape, ...]:
         """The shapes of all launches that were seen, the recorded ones first: what must hold for a rewrite holds for
         these. What it may gain is better asked of `shapes`, by which it is timed."""
-        return (*self.shapes, *(Shape(x.grid, x.block, x.shared) for x in self.unrecorded))
+        return (*self.shapes, *map(Shape.of, self.unrecorded))
 
     def slice(self, span: Span) -> str:
         return self.module.document.data[span.start : span.end].decode("utf-8", "surrogateescape")

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import NamedTuple
 
 from cuda_agent.errors import WorkloadError
-from cuda_agent.model import Dim3, Launched, LaunchMap, Workload
+from cuda_agent.model import Dim3, Launch, Launched, LaunchMap, Workload
 
 _NAMES = ("gx", "gy", "gz", "bx", "by", "bz", "shared")
 
@@ -24,6 +24,10 @@ class Shape(NamedTuple):
     grid: Dim3
     block: Dim3
     shared: int
+
+    @classmethod
+    def of(cls, launch: Launch | Launched) -> Shape:
+        return cls(launch.grid, launch.block, launch.shared)
 
     @property
     def threads(self) -> int:

@@ -118,7 +118,7 @@ def _elsewhere(case: Case) -> str | None:
     """Why a launch that the program made and that was not recorded would be refused; None when all are possible."""
     was, now = (unrecorded(case.workload, mapping) for mapping in (LaunchMap(), case.candidate.launch))
     for old, new in zip(was, now, strict=True):
-        before, after = (Shape(one.grid, one.block, one.shared) for one in (old, new))
+        before, after = map(Shape.of, (old, new))
         possible = _shape_refused(case, case.module, before) is None
         if possible and (refusal := _shape_refused(case, case.candidate_module, after)):
             return f"the program also launches {before.text()}, which was not recorded; there {refusal}"

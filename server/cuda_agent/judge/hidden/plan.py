@@ -47,16 +47,12 @@ def make(case: Case) -> Plan:
     smallest: dict[str, int] = {}
     for index, launch in enumerate(case.launches):
         best = smallest.setdefault(launch.mangled, index)
-        if _bytes(launch) < _bytes(case.launches[best]):
+        if launch.held_bytes < case.launches[best].held_bytes:
             smallest[launch.mangled] = index
     for index in smallest.values():
         _Maker(case, index, plan).make()
     plan.trials = interleaved(plan.trials)
     return plan
-
-
-def _bytes(launch: Launch) -> int:
-    return sum(buffer.size for buffer in launch.buffers)
 
 
 def drawn(case: Case, trial: Trial, held: MutableMapping[str, bytes]) -> Trial:
@@ -109,7 +105,7 @@ class _Maker:
     def _base(self) -> dict[str, int]:
         """Values of the sizes that are not being varied, where they differ from the recorded ones."""
         threads = self.shapes.captured.threads * self.shapes.captured.blocks
-        if _bytes(self.launch) <= SMALL_BYTES and threads <= SMALL_THREADS:
+        if self.launch.held_bytes <= SMALL_BYTES and threads <= SMALL_THREADS:
             return {}
         cap = BASE.get(len(self.sizes), 16)
         return {size.name: cap for size in self.sizes if size.value > cap}
@@ -127,7 +123,7 @@ class _Maker:
             yield {size.name: min(value, size.value) for size in self.sizes}
         for size in self.sizes:
             yield self.base | {size.name: 2 * self.base.get(size.name, size.value) + 1}
-            if size.name in self.base and _bytes(self.launch) <= GROW_BYTES:
+            if size.name in self.base and self.launch.held_bytes <= GROW_BYTES:
                 yield self.base | {size.name: 2 * size.value + 1}
 
     def _sized(self, values: Mapping[str, int]) -> Trial | None:
@@ -223,7 +219,7 @@ class _Maker:
             return
         others = [one for one in unrecorded(work, LaunchMap()) if one.mangled == self.launch.mangled]
         for one in others[:SHAPES]:
-            shape = Shape(one.grid, one.block, one.shared)
+            shape = Shape.of(one)
             self._add(f"arguments as recorded, launched as {shape.text()}", {}, shape, mapped=True)
 
     # ------------------------------------------------------------ pointers

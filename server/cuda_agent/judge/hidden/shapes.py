@@ -33,7 +33,7 @@ class Shapes:
         self.case, self.index = case, index
         self.recorded = {name: scalar.value for name, scalar in scalars.items()}
         launch = case.launches[index]
-        self.captured = Shape(launch.grid, launch.block, launch.shared)
+        self.captured = Shape.of(launch)
 
     def _at(self, module: Module, found: _Found, values: Mapping[str, int]) -> Shape | None:
         """The program has its own names: `k<<<grid, block>>>(x, rows)` makes `rows` the parameter's value."""

@@ -34,11 +34,6 @@ def fits(launch: Launch, most_bytes: int, most_threads: int) -> bool:
     return bytes_ <= most_bytes and threads <= most_threads
 
 
-def held(launch: Launch) -> int:
-    """Bytes of its buffers."""
-    return sum(buffer.size for buffer in launch.buffers)
-
-
 def _size(launch: Launch) -> tuple[int, int]:
     shape = Shape(launch.grid, launch.block, 0)
-    return held(launch), shape.threads * shape.blocks
+    return launch.held_bytes, shape.threads * shape.blocks

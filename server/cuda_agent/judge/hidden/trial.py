@@ -38,7 +38,7 @@ class Trial:
 def cost(launch: Launch) -> int:
     """Threads and bytes, for the order."""
     shape = Shape(launch.grid, launch.block, 0)
-    return shape.threads * shape.blocks * 8 + sum(buffer.size for buffer in launch.buffers)
+    return shape.threads * shape.blocks * 8 + launch.held_bytes
 
 
 @dataclass(frozen=True, slots=True)

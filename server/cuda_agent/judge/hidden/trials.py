@@ -138,8 +138,10 @@ def _expected(case: Case, trial: Trial) -> float:
     """Seconds for a trial by what the recorded launch took: the original alone and beside the candidate with each
     poison, and the bytes moved and compared."""
     base, launch = case.baseline(trial.index), case.launches[trial.index]
-    bytes_ = sum(buffer.size for buffer in trial.launch.buffers)
-    return trial.cost / cost(launch) * (2 * base.traced_seconds + 4 * base.seconds) + bytes_ * SECONDS_A_BYTE
+    return (
+        trial.cost / cost(launch) * (2 * base.traced_seconds + 4 * base.seconds)
+        + trial.launch.held_bytes * SECONDS_A_BYTE
+    )
 
 
 def _batch(case: Case, waiting: Sequence[Trial], seconds: float) -> list[Trial]:

@@ -66,7 +66,7 @@ def _exceeds_cache(context: Context) -> bool:
         return False
     if context.device is None:
         return True
-    return any(sum(b.size for b in one.buffers) > context.device.l2_bytes for one in context.workload.launches)
+    return any(one.held_bytes > context.device.l2_bytes for one in context.workload.launches)
 
 
 def _once(context: Context, array: str) -> list[Access]:

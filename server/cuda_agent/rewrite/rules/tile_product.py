@@ -49,7 +49,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cuda_agent.errors import RuleRefused
 from cuda_agent.model import Assumption, Edit, LaunchMap
@@ -63,7 +62,6 @@ from cuda_agent.rewrite.product_tiles import SIDE, Tiles
 from cuda_agent.rewrite.rule import Context, Rewrite, Rule, Site, with_launch
 from cuda_agent.rewrite.rules.coalesce import check_axes_in_sight
 from cuda_agent.rewrite.rules.interchange import Interchange
-from cuda_agent.source.edits import apply
 
 _TILES = ((8, 8), (8, 4), (4, 4), (4, 2))  # rows and columns of a thread
 _LEAST = 16  # products that make a tile worth filling
@@ -133,16 +131,7 @@ def _found(context: Context) -> _Found | None:
         return None  # it says so itself
     if done is None:
         return None
-    changed = Context.make(
-        Path(context.module.document.path),
-        apply(context.text, done.edits),
-        context.kernel.id,
-        context.workload,
-        context.device,
-        original=context.original,
-        base=context.base,
-        facts=context.facts,
-    )
+    changed = context.after(done.edits)
     product = products.find(changed)
     return _Found(changed, product, done.assumptions) if product is not None else None
 
